@@ -15,4 +15,7 @@ struct error : std::runtime_error {
     error(specee_status status, const std::string & message) : std::runtime_error(message), status(status) {}
 };
 
+// Text from a file, in quotes, for a message: printable ASCII on one line, whatever the file holds, and not too long.
+std::string printable(const std::string & untrusted);
+
 } // namespace specee

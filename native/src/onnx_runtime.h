@@ -7,16 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace specee {
 
-struct ort_functions;
-
-// The loaded library and its environment. Sessions share it and must not outlive it.
+// The loaded library and its environment. It must outlive its sessions. The library stays in the process for good.
 class onnx_runtime {
   public:
-    // Throws error{SPECEE_ERR_ONNX, ...} when the library cannot be loaded or is no (or too old an) ONNX Runtime.
+    // Throws error{SPECEE_ERR_ONNX, ...} when the library cannot be loaded or is no ONNX Runtime.
     explicit onnx_runtime(const std::string & library_path);
     ~onnx_runtime();
 
@@ -27,11 +24,11 @@ class onnx_runtime {
 
   private:
     friend class onnx_session;
-
-    std::unique_ptr<ort_functions> ort;
+    struct impl;
+    std::unique_ptr<impl> self;
 };
 
-// One model with a single float32 input [n, n_in] and a single float32 output [n, 1], run on one thread.
+// A model with one float32 input "features" [n, n_in] and one float32 output "p" [n, 1], run on the calling thread.
 class onnx_session {
   public:
     // Throws error{SPECEE_ERR_ONNX, ...} when the file is missing, corrupt or of another shape.
@@ -43,8 +40,8 @@ class onnx_session {
 
     int64_t n_in() const;
 
-    // x: [n, n_in], p: [n], n >= 1. The tensors of the last n are kept: calling with the same n again allocates nothing
-    // here.
+    // x: [n, n_in], p: [n], n >= 1. The tensors of the last n are kept: the same n again allocates nothing here.
+    // Throws error{SPECEE_ERR_ONNX, ...}.
     void run(const float * x, int64_t n, float * p);
 
   private:
