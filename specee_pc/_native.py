@@ -27,7 +27,7 @@ ABI_VERSION = 1
 LLAMA_CPP_PYTHON = "0.3.36"  # whose struct layouts are those of the pinned llama.cpp
 PATH_VARIABLE = "SPECEE_PC_LIB_PATH"  # a folder with another build of the library, for development
 MODES = {"off": 0, "exact": 1, "calibrated": 2}
-LOG_LEVEL_ERROR, LOG_LEVEL_CONT = 3, 5
+LOG_LEVEL_ERROR, LOG_LEVEL_CONT = 4, 5  # ggml_log_level
 
 
 class SessionParams(ctypes.Structure):
@@ -164,6 +164,11 @@ def _check_llama_cpp_version() -> None:
             f"llama-cpp-python {version} is installed, but the library is built for "
             f"{LLAMA_CPP_PYTHON}: `pip install llama-cpp-python=={LLAMA_CPP_PYTHON}`"
         )
+
+
+def char_buffer(size: int) -> Any:
+    """Bytes that a function of llama_cpp may write into; .raw are its content."""
+    return ctypes.create_string_buffer(size)
 
 
 def onnxruntime_file() -> Path | None:

@@ -68,10 +68,11 @@ def chat(
     temp: float, top_p: float, top_k: int, min_p: float, seed: int | None, **settings: Any
 ) -> None:
     """Talk to MODEL, a GGUF file. Without it: the embedded default."""
+    sampling = options.SamplingOptions(temp, top_p, top_k, min_p, seed)
+    chosen = options.ChatOptions(sampling=sampling, **settings)
     from specee_pc.chat import run_chat
 
-    sampling = options.SamplingOptions(temp, top_p, top_k, min_p, seed)
-    run_chat(options.ChatOptions(sampling=sampling, **settings))
+    run_chat(chosen)
 
 
 @main.command()
@@ -87,10 +88,11 @@ def chat(
 @click.option("--bundle", default="auto", show_default=True, help="A NAME.specee folder.")
 def bench(modes: str, **settings: Any) -> None:
     """Measure MODEL in each mode against stock llama.cpp."""
+    names = tuple(name.strip() for name in modes.split(","))
+    chosen = options.BenchOptions(modes=names, **settings)
     from specee_pc.bench.runner import run_bench
 
-    names = tuple(name.strip() for name in modes.split(","))
-    run_bench(options.BenchOptions(modes=names, **settings))
+    run_bench(chosen)
 
 
 @main.command()
@@ -101,9 +103,10 @@ def bench(modes: str, **settings: Any) -> None:
 @click.option("--prompts", type=EXISTING, help="JSON lines of calibration prompts.")
 def fit(**settings: Any) -> None:
     """Fit a bundle for MODEL. Needs the fit extra (torch); a second run resumes a stopped one."""
+    chosen = options.FitOptions(**settings)
     from specee_pc.fit import run_fit
 
-    run_fit(options.FitOptions(**settings))
+    run_fit(chosen)
 
 
 @main.group()

@@ -51,8 +51,8 @@ class Llama(llama_cpp.Llama):
     max_pending: exited tokens that may wait for their upper layers; 0 takes the bundle's value.
 
     Full depth also runs what needs logits in Python or another pass of its own: logits_all
-    (logprobs), embedding, a draft_model, a logits_processor, logit_bias, stopping_criteria, and
-    models whose architecture has no layer windows.
+    (logprobs), embedding, a draft_model, a logits_processor, logit_bias, and models whose
+    architecture has no layer windows.
 
     Raises InvalidOption, ModelFileError, BundleError, BundleModelMismatch, OnnxError, ...: all are
     SpeceeError. Not to be used from two threads at once, as llama_cpp.Llama.
@@ -152,14 +152,14 @@ class Llama(llama_cpp.Llama):
         settings = _GENERATE.bind(self, tokens, *args, **kwargs)
         settings.apply_defaults()
         asked = {k: v for k, v in settings.arguments.items() if k not in ("self", "tokens")}
-        reset, stopping_criteria = asked.pop("reset"), asked.pop("stopping_criteria")
+        reset, stop = asked.pop("reset"), asked.pop("stopping_criteria")
         text = [*tokens] if reset else [*self._input_ids.tolist(), *tokens]
         self._check_text(text)
-        if self._session is None or asked["logits_processor"] or stopping_criteria:
+        if self._session is None or asked["logits_processor"]:
             self._leave_session()
             yield from self._full_depth(super().generate(tokens, *args, **kwargs), len(tokens))
         else:
-            yield from self._early_exit(text, asked)
+            yield from self._early_exit(text, asked, stop)
 
     def _check_text(self, text: list[int]) -> None:
         if self.model_params.vocab_only:
@@ -171,7 +171,7 @@ class Llama(llama_cpp.Llama):
                 f"the prompt has {len(text)} tokens, but the context holds {self._n_ctx}"
             )
 
-    def _early_exit(self, text: list[int], settings: dict[str, Any]) -> Tokens:
+    def _early_exit(self, text: list[int], settings: dict[str, Any], stop: Any) -> Tokens:
         """Tokens of the session. At a yield, input_ids holds all but the token that is yielded."""
         greedy = _is_greedy(settings)
         session = self._session_for(greedy)
@@ -184,9 +184,10 @@ class Llama(llama_cpp.Llama):
             self._rewind(session, keep)
             self._prefill(session, text[keep:])
             while True:
-                if self.n_tokens >= self._n_ctx:
-                    raise ContextFull(f"the context of {self._n_ctx} tokens is full")
                 event = self.last_event = session.next(sampler)
+                # upstream too asks about the text so far, with a row of logits that it never filled
+                if stop is not None and stop(self._input_ids, self.scores[0]):
+                    return
                 sent = yield event.token
                 if self._owner is not owner:
                     raise SpeceeError("this generation was ended by another call on the model")
@@ -195,6 +196,8 @@ class Llama(llama_cpp.Llama):
                     self._check_text([*self._input_ids.tolist(), event.token, *sent])
                     self._prefill(session, [event.token, *sent])
                 else:
+                    if self.n_tokens >= self._n_ctx:
+                        raise ContextFull(f"the context of {self._n_ctx} tokens is full")
                     self.input_ids[self.n_tokens] = event.token
                     self.n_tokens += 1
         except SpeceeError:
