@@ -76,7 +76,12 @@ class GgufHeader:
         return "tokenizer.chat_template" in self.metadata
 
     def kv_bytes(self, n_ctx: int) -> int | None:
-        """Bytes of an f16 KV cache of n_ctx tokens; None where the header does not tell."""
+        """Bytes of an f16 KV cache of n_ctx tokens; None where the header does not tell.
+
+        It does not for models some of whose layers keep less: sliding windows and state spaces.
+        """
+        if any(key.endswith(".sliding_window") or ".ssm." in key for key in self.metadata):
+            return None
         n_head, n_head_kv = (
             self._number("attention.head_count"),
             self._number("attention.head_count_kv"),

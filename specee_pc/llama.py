@@ -360,15 +360,18 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> GgufHeader:
     if not settings["vocab_only"]:
         check_weights(header)
         if settings["n_gpu_layers"] == 0:
-            _check_memory(header, settings["n_ctx"])
+            _check_memory(header, settings)
     return header
 
 
-def _check_memory(header: GgufHeader, n_ctx: int) -> None:
+def _check_memory(header: GgufHeader, settings: dict[str, Any]) -> None:
     """Refuse a context whose KV cache is larger than all of this machine's memory."""
+    n_ctx = settings["n_ctx"]
     needed = header.kv_bytes(n_ctx or header.n_ctx_train)
     if needed is None or not hasattr(os, "sysconf"):
         return
+    if settings["type_k"] is not None or settings["type_v"] is not None:
+        needed //= 4  # the smallest types have 4 bits
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise InvalidOption(
