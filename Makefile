@@ -1,15 +1,14 @@
 # make demo   install into .venv, chat once, compare with stock llama.cpp
 # make test   everything that CI runs: lint, native tests, sanitizers, pytest
 #
-# PYTHON, VENV, BUILD and TORCH can be set: make test VENV=/tmp/venv. Switches for the native build go
-# through CMAKE_ARGS: make demo CMAKE_ARGS=-DGGML_CUDA=ON (docs/building.md).
+# PYTHON, VENV and TORCH can be set: make test VENV=/tmp/venv. Switches for the native build go through
+# CMAKE_ARGS: make demo CMAKE_ARGS=-DGGML_CUDA=ON (docs/building.md).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 PYTHON ?= python3
 VENV   ?= .venv
-BUILD  ?= build
 # Only the fit tests need torch. Plain "torch" brings gigabytes of CUDA on Linux; this one is small where a
 # CPU build of it is offered first.
 TORCH  ?= torch==2.13.0
@@ -18,8 +17,8 @@ CMAKE_ARGS ?=
 EXTRAS     :=
 BIN        := $(abspath $(VENV))/bin
 PIP        := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGE    := $(BUILD)/package
-SANITIZE   := $(BUILD)/sanitize
+PACKAGE    := build/package
+SANITIZE   := build/sanitize
 # The build tools of the environment come first, but an environment is never "activated".
 export PATH := $(BIN):$(PATH)
 export PYTHONUNBUFFERED := 1
@@ -60,8 +59,7 @@ llama-cpp-python: tools
 
 install: llama-cpp-python
 	$(call say,specee-pc: compiles llama.cpp twice (patched and stock). Some minutes)
-	CMAKE_ARGS="$(CMAKE_ARGS)" $(PIP) install --verbose --no-build-isolation \
-	    --config-settings=build-dir=$(PACKAGE) ".$(EXTRAS)"
+	CMAKE_ARGS="$(CMAKE_ARGS)" $(PIP) install --verbose --no-build-isolation ".$(EXTRAS)"
 
 torch: tools
 	$(call say,torch for the tests of fit)
@@ -104,4 +102,4 @@ pytest: test-tools
 	$(BIN)/pytest
 
 clean:
-	rm -rf $(BUILD) dist
+	rm -rf build dist
