@@ -65,6 +65,12 @@ session::exits::exits(llama_context * ctx, const specee_session_params & params,
     draft(from.lens_ids, from.k),
     pending(max_pending + 1),
     features(predict.n_feature()) {
+    if (params.mode == SPECEE_MODE_EXACT) {
+        // From some number of rows on, some kernels round differently than for one row, which alone flips near ties. Where
+        // no number of rows gives the bits of one, the differences are of the size of float rounding, and all may wait.
+        const int32_t n_row = windows.max_exact_rows(max_pending + 1);
+        max_pending         = n_row > 1 ? std::min(max_pending, n_row - 1) : max_pending;
+    }
     for (size_t i = 0; i < probes.size(); ++i) {
         probe_cost_s.push_back(windows.measure_probe(i, i == 0));
     }
@@ -201,10 +207,13 @@ specee_event session::next(llama_sampler * sampler) {
 
 llama_token session::sample(llama_sampler * sampler, int32_t row) {
     const stopwatch watch(stats_.t_sampling_s);
+    const float *   logits = llama_get_logits_ith(ctx, row);
+    if (!logits) {
+        throw error(SPECEE_ERR_INTERNAL, "the logits of the last pass are gone; was the context used by someone else?");
+    }
     if (sampler) {
         return llama_sampler_sample(sampler, ctx, row);
     }
-    const float * logits = llama_get_logits_ith(ctx, row);
     return static_cast<llama_token>(
         std::max_element(logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) - logits);
 }

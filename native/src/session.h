@@ -38,7 +38,7 @@ class session {
 
         const std::vector<probe_spec> probes;
         std::vector<float>            thresholds; // [n_probe]
-        const int32_t                 max_pending;
+        int32_t                       max_pending;
 
         onnx_runtime       runtime;
         predictor          predict;

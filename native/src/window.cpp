@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 namespace specee {
 
@@ -146,6 +147,42 @@ void window_runner::logits(flight * const * tokens, int32_t n) {
 
 void window_runner::state(const flight & token, float * out) const {
     ggml_backend_tensor_get(carry, out, token.carry * carry->nb[1], carry->nb[1]);
+}
+
+int32_t window_runner::max_exact_rows(int32_t n_max) {
+    const int32_t              n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    const llama_memory_t       memory  = llama_get_memory(ctx);
+    std::vector<flight>        flights(n_max);
+    std::vector<flight *>      tokens(n_max);
+    std::vector<float>         alone;   // [n_max, n_vocab]
+
+    const auto start = [&] {
+        llama_memory_clear(memory, false);
+        for (int32_t i = 0; i < n_max; ++i) {
+            flights[i] = { static_cast<llama_token>(i * 97 % n_vocab), i, 0, i, 0 };
+            tokens[i]  = &flights[i];
+        }
+    };
+
+    start();
+    for (int32_t i = 0; i < n_max; ++i) {
+        layers(&tokens[i], 1, n_layer_);
+        logits(&tokens[i], 1);
+        const float * row = llama_get_logits_ith(ctx, 0);
+        alone.insert(alone.end(), row, row + n_vocab);
+    }
+
+    int32_t n = n_max;
+    for (; n > 1; --n) {
+        start();
+        layers(tokens.data(), n, n_layer_);
+        logits(tokens.data(), n);
+        if (memcmp(llama_get_logits_ith(ctx, 0), alone.data(), sizeof(float) * n * n_vocab) == 0) {
+            break;
+        }
+    }
+    llama_memory_clear(memory, false);
+    return n;
 }
 
 double window_runner::measure_probe(size_t i_probe, bool lens) {

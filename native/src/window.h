@@ -45,6 +45,9 @@ class window_runner {
     // Hidden state of a token, before any norm. out: [n_embd]
     void state(const flight & token, float * out) const;
 
+    // The most tokens, up to n_max, that give the same logits bit by bit in one batch as one by one. Clears the memory.
+    int32_t max_exact_rows(int32_t n_max);
+
     // Seconds that one lens (lens = true) or probe takes, measured without layers.
     double measure_probe(size_t i_probe, bool lens);
 
