@@ -121,13 +121,11 @@ def test_models_and_bundles_that_cannot_be_compared(
 
 @pytest.mark.model
 def test_bench_quick_on_smollm2(tmp_path: Path, smollm2: Path) -> None:
+    """What it says must be right on a busy machine, too: one thread does not wait for others."""
     file = tmp_path / "r.json"
     command = [sys.executable, "-m", "specee_pc.cli", "bench", str(smollm2), "--quick"]
-    begin = time.monotonic()
-    done = subprocess.run(
-        [*command, "--json", str(file)], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    seconds = time.monotonic() - begin
+    command += ["--threads", "1", "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())
     jsonschema.validate(report, SCHEMA)
@@ -137,4 +135,3 @@ def test_bench_quick_on_smollm2(tmp_path: Path, smollm2: Path) -> None:
     told = [d["prompt"] for d in report["settings"]["divergences"] if d["mode"] == "exact"]
     assert len(told) == 4 - rows["exact"]["identical_outputs"]
     assert "decode tok/s" in done.stdout
-    print(done.stdout, f"{seconds:.0f} s")
