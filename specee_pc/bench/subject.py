@@ -48,10 +48,10 @@ def prepare(bench: options.BenchOptions, screen: Screen) -> Subject:
     }
     check_same_build(builds[STOCK], builds["patched"])
     bundle, notices = None, []
-    if any(mode != "off" for mode in bench.modes):
+    if exiting := [mode for mode in bench.modes if mode != "off"]:
         bundle, notice = find_bundle(bench.bundle, header)
         if bundle is None:
-            notices.append(f"exact and calibrated run at full depth: {notice}")
+            notices.append(f"at full depth: {', '.join(exiting)}: {notice}")
         elif notice:
             notices.append(notice)
     if not header.has_chat_template:

@@ -190,7 +190,7 @@ def test_a_model_without_windows_says_so(bench: Bench, capsys: pytest.CaptureFix
 
 def test_without_a_bundle_it_runs_at_full_depth_and_says_so(bench: Bench) -> None:
     report = bench.run(modes=("exact",))
-    assert any("run at full depth" in line for line in report["settings"]["notices"])
+    assert any("at full depth: exact: no bundle" in x for x in report["settings"]["notices"])
     assert report["settings"]["bundle"] is None
 
 
