@@ -28,7 +28,8 @@ specee_status fail(specee_status status, const char * message) {
     return status;
 }
 
-template <typename F> specee_status guarded(F && call) {
+template <typename F>
+specee_status guarded(F && call) {
     try {
         call();
         last_error.clear();
@@ -51,7 +52,8 @@ void require(bool condition, const char * message) {
 }
 
 // A struct of the caller, who may know fewer fields than we do, or more: fields unknown to one side read as zero.
-template <typename T> T copy_struct(const T * from) {
+template <typename T>
+T copy_struct(const T * from) {
     require(from && from->struct_size >= sizeof(size_t), "a parameter struct is missing or has no struct_size");
     T to = {};
     memcpy(&to, from, std::min(from->struct_size, sizeof(T)));
@@ -85,7 +87,7 @@ int32_t specee_can_exit(const llama_context * ctx) {
 specee_status specee_session_init(llama_context * ctx, const specee_session_params * params, specee_session ** out) {
     return guarded([&] {
         require(ctx && out, "ctx or out is NULL");
-        *out = new specee_session { specee::session(ctx, copy_struct(params)) };
+        *out = new specee_session{specee::session(ctx, copy_struct(params))};
     });
 }
 
@@ -127,7 +129,8 @@ int32_t specee_session_n_token(const specee_session * session) {
 
 specee_status specee_session_stats(const specee_session * session, specee_stats * out) {
     return guarded([&] {
-        require(session && out && out->struct_size >= sizeof(size_t), "session or out is NULL, or out has no struct_size");
+        require(session && out && out->struct_size >= sizeof(size_t),
+                "session or out is NULL, or out has no struct_size");
         const size_t size = std::min(out->struct_size, sizeof(specee_stats));
         memcpy(out, &session->self.stats(), size);
         out->struct_size = size;

@@ -24,8 +24,10 @@ static const int32_t  MAX_INT            = std::numeric_limits<int32_t>::max();
 // One object of the manifest, with typed and checked access; every failure names the file and the field.
 class manifest_object {
   public:
-    manifest_object(const json & value, std::string file, std::string prefix)
-        : value(value), file(std::move(file)), prefix(std::move(prefix)) {
+    manifest_object(const json & value, std::string file, std::string prefix) :
+        value(value),
+        file(std::move(file)),
+        prefix(std::move(prefix)) {
         if (!value.is_object()) {
             fail("", "must be an object");
         }
@@ -70,8 +72,8 @@ class manifest_object {
     }
 
     [[noreturn]] void fail(const std::string & name, const std::string & what) const {
-        throw error(SPECEE_ERR_BUNDLE, file + ": " + prefix + (prefix.empty() || name.empty() ? "" : ".") + name + " " +
-                                           what);
+        throw error(SPECEE_ERR_BUNDLE,
+                    file + ": " + prefix + (prefix.empty() || name.empty() ? "" : ".") + name + " " + what);
     }
 
   private:
@@ -195,9 +197,8 @@ static void read_translators(bundle & out) {
         }
         probe.rank = static_cast<int32_t>(rank);
         probe.v    = halves(v, file, prefix + ".v");
-        probe.u =
-            halves(find_tensor(tensors, file, prefix + ".u", "F16", {out.n_embd, rank}), file, prefix + ".u");
-        probe.b = halves(find_tensor(tensors, file, prefix + ".b", "F16", {out.n_embd}), file, prefix + ".b");
+        probe.u    = halves(find_tensor(tensors, file, prefix + ".u", "F16", {out.n_embd, rank}), file, prefix + ".u");
+        probe.b    = halves(find_tensor(tensors, file, prefix + ".b", "F16", {out.n_embd}), file, prefix + ".b");
     }
 }
 
@@ -214,9 +215,9 @@ static void read_lens(bundle & out) {
     int32_t previous = -1;
     for (const int32_t id : out.lens_ids) {
         if (id <= previous || id >= out.n_vocab) {
-            throw error(SPECEE_ERR_BUNDLE,
-                        file + ": lens_ids must ascend within 0 .. " + std::to_string(out.n_vocab - 1) + ", but " +
-                            std::to_string(id) + " follows " + std::to_string(previous));
+            throw error(SPECEE_ERR_BUNDLE, file + ": lens_ids must ascend within 0 .. " +
+                                               std::to_string(out.n_vocab - 1) + ", but " + std::to_string(id) +
+                                               " follows " + std::to_string(previous));
         }
         previous = id;
     }

@@ -13,7 +13,7 @@ namespace specee {
 namespace {
 
 ggml_context_ptr make_context(size_t n_tensors) {
-    return ggml_context_ptr(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
+    return ggml_context_ptr(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, true}));
 }
 
 // The file that holds the tensor: the GGUF itself or one of its shards.
@@ -28,13 +28,14 @@ std::string find_shard(const std::string & model_path, const gguf_context * gguf
     if (n_split > 1 && llama_split_prefix(prefix, sizeof(prefix), model_path.c_str(), 0, n_split) > 0) {
         for (int i = 1; i < n_split; ++i) {
             llama_split_path(path, sizeof(path), prefix, i, n_split);
-            gguf_context_ptr shard(gguf_init_from_file(path, { true, nullptr }));
+            gguf_context_ptr shard(gguf_init_from_file(path, {true, nullptr}));
             if (shard && gguf_find_tensor(shard.get(), name) >= 0) {
                 return path;
             }
         }
     }
-    throw error(SPECEE_ERR_IO, model_path + ": has no tensor " + name + "; is it the file that the model was loaded from?");
+    throw error(SPECEE_ERR_IO,
+                model_path + ": has no tensor " + name + "; is it the file that the model was loaded from?");
 }
 
 } // namespace
@@ -70,7 +71,7 @@ head::~head() = default;
 // A head that was repacked for its matrix kernels cannot be read by rows. The file's pages are in the page cache
 // anyway, and only the pages of rows that are candidates are ever touched.
 void head::map_from_file(const std::string & model_path, const char * name) {
-    gguf_context_ptr gguf(gguf_init_from_file(model_path.c_str(), { true, nullptr }));
+    gguf_context_ptr gguf(gguf_init_from_file(model_path.c_str(), {true, nullptr}));
     if (!gguf) {
         throw error(SPECEE_ERR_IO, model_path + ": cannot be read again for the rows of the LM head");
     }
@@ -78,14 +79,15 @@ void head::map_from_file(const std::string & model_path, const char * name) {
     const std::string path = find_shard(model_path, gguf.get(), name);
 
     ggml_context * shapes = nullptr;
-    gguf.reset(gguf_init_from_file(path.c_str(), { true, &shapes }));
+    gguf.reset(gguf_init_from_file(path.c_str(), {true, &shapes}));
     ggml_context_ptr shapes_ptr(shapes);
     if (!gguf) {
         throw error(SPECEE_ERR_IO, path + ": cannot be read again for the rows of the LM head");
     }
 
-    const ggml_tensor * shape  = ggml_get_tensor(shapes, name);
-    const size_t        offset = gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), gguf_find_tensor(gguf.get(), name));
+    const ggml_tensor * shape = ggml_get_tensor(shapes, name);
+    const size_t        offset =
+        gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), gguf_find_tensor(gguf.get(), name));
 
     try {
         llama_file file(path.c_str(), "rb");

@@ -15,8 +15,9 @@ namespace specee {
 
 class head {
   public:
-    // model_path: UTF-8 path of the GGUF (its first shard), read only where the loaded head is repacked for its kernels.
-    // Throws error{SPECEE_ERR_UNSUPPORTED, ...} for a head with a bias, error{SPECEE_ERR_IO, ...} for an unreadable file.
+    // model_path: UTF-8 path of the GGUF (its first shard), read only where the loaded head is repacked for its
+    // kernels. Throws error{SPECEE_ERR_UNSUPPORTED, ...} for a head with a bias, error{SPECEE_ERR_IO, ...} for an
+    // unreadable file.
     head(const llama_model * model, const std::string & model_path);
     ~head();
 

@@ -196,7 +196,7 @@ onnx_runtime::onnx_runtime(const std::string & library_path) : self(std::make_un
     if (handle == nullptr) {
         throw error(SPECEE_ERR_ONNX, library_path + ": cannot be loaded as the ONNX Runtime library: " + reason);
     }
-    using get_api_base_fn = const ort_api_base *(ORT_CALL *) ();
+    using get_api_base_fn        = const ort_api_base *(ORT_CALL *)();
     get_api_base_fn get_api_base = nullptr;
     void * const    symbol       = library_symbol(handle, "OrtGetApiBase");
     static_assert(sizeof(symbol) == sizeof(get_api_base), "a function fits into a pointer");
@@ -215,8 +215,7 @@ onnx_runtime::onnx_runtime(const std::string & library_path) : self(std::make_un
     }
     self->check(self->api->create_env(ORT_LOG_FATAL, "specee", &self->env), library_path);
     self->check(self->api->disable_telemetry(self->env), library_path);
-    self->check(self->api->create_cpu_memory_info(ORT_ALLOC_DEVICE, ORT_MEM_DEFAULT, &self->memory_info),
-                library_path);
+    self->check(self->api->create_cpu_memory_info(ORT_ALLOC_DEVICE, ORT_MEM_DEFAULT, &self->memory_info), library_path);
 }
 
 onnx_runtime::~onnx_runtime() = default;
@@ -238,11 +237,13 @@ struct onnx_session::impl {
     int64_t            n         = 0;
     ort_value *        in_value  = nullptr;
     ort_value *        out_value = nullptr;
-    std::vector<float> in_data;  // [n, n_in]
+    std::vector<float> in_data; // [n, n_in]
     std::vector<float> out_data; // [n]
 
-    impl(const onnx_runtime::impl & runtime, const std::string & path)
-        : runtime(runtime), api(*runtime.api), path(path) {}
+    impl(const onnx_runtime::impl & runtime, const std::string & path) :
+        runtime(runtime),
+        api(*runtime.api),
+        path(path) {}
 
     ~impl() {
         release_tensors();
@@ -322,8 +323,8 @@ struct onnx_session::impl {
         const std::string name = text;
         check(api.allocator_free(allocator, text));
         if (name != expected) {
-            throw error(SPECEE_ERR_ONNX, path + ": the " + what + " must be named \"" + expected + "\", is " +
-                                             printable(name));
+            throw error(SPECEE_ERR_ONNX,
+                        path + ": the " + what + " must be named \"" + expected + "\", is " + printable(name));
         }
     }
 
@@ -356,8 +357,8 @@ struct onnx_session::impl {
     }
 };
 
-onnx_session::onnx_session(const onnx_runtime & runtime, const std::string & model_path)
-    : self(std::make_unique<impl>(*runtime.self, model_path)) {
+onnx_session::onnx_session(const onnx_runtime & runtime, const std::string & model_path) :
+    self(std::make_unique<impl>(*runtime.self, model_path)) {
     self->open();
     self->check_signature();
 }

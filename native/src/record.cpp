@@ -24,8 +24,8 @@ struct sequence {
 
 // The highest and the second highest logit.
 struct top_two {
-    int32_t token = 0;
-    float   first = -std::numeric_limits<float>::infinity();
+    int32_t token  = 0;
+    float   first  = -std::numeric_limits<float>::infinity();
     float   second = -std::numeric_limits<float>::infinity();
 
     top_two(const float * logits, int32_t n_vocab) {
@@ -64,8 +64,8 @@ class row_file {
   private:
     [[noreturn]] void fail() { throw error(SPECEE_ERR_IO, path + ": cannot be written; is the disk full?"); }
 
-    std::string                              path;
-    std::unique_ptr<FILE, int (*)(FILE *)>   file;
+    std::string                            path;
+    std::unique_ptr<FILE, int (*)(FILE *)> file;
 };
 
 void check(const llama_context * ctx, const specee_record_params & params) {
@@ -80,7 +80,8 @@ void check(const llama_context * ctx, const specee_record_params & params) {
         }
     }
     if (params.n_seq < 1 || params.n_seq > static_cast<int32_t>(llama_n_seq_max(ctx))) {
-        refuse("the context holds 1.." + std::to_string(llama_n_seq_max(ctx)) + " sequences, not " + std::to_string(params.n_seq));
+        refuse("the context holds 1.." + std::to_string(llama_n_seq_max(ctx)) + " sequences, not " +
+               std::to_string(params.n_seq));
     }
     if (params.n_predict < 1) {
         refuse("n_predict must be at least 1");
@@ -119,7 +120,8 @@ llama_sampler_ptr make_sampler(const specee_record_params & params, int32_t i_se
 llama_token prefill(llama_context * ctx, const int32_t * tokens, int32_t n, llama_seq_id seq, llama_sampler * sampler) {
     const int32_t n_chunk_max = llama_n_batch(ctx);
     llama_batch   batch       = llama_batch_init(std::min(n, n_chunk_max), 0, 1);
-    const std::unique_ptr<llama_batch, void (*)(llama_batch *)> guard(&batch, [](llama_batch * b) { llama_batch_free(*b); });
+    const std::unique_ptr<llama_batch, void (*)(llama_batch *)> guard(&batch,
+                                                                      [](llama_batch * b) { llama_batch_free(*b); });
 
     for (int32_t done = 0; done < n; done += batch.n_tokens) {
         batch.n_tokens = std::min(n - done, n_chunk_max);
@@ -155,16 +157,18 @@ int64_t record(llama_context * ctx, const specee_record_params & params) {
     for (int32_t s = 0; s < params.n_seq; ++s) {
         llama_sampler_ptr sampler = make_sampler(params, s);
         const llama_token first   = prefill(ctx, tokens, params.n_tokens[s], s, sampler.get());
-        const flight      at      = { first, params.n_tokens[s], s, s, 0 };
+        const flight      at      = {first, params.n_tokens[s], s, s, 0};
         tokens += params.n_tokens[s];
-        sequences.push_back({ at, std::move(sampler), llama_vocab_is_eog(vocab, first) ? 0 : params.n_predict, params.prompt_id + s });
+        sequences.push_back(
+            {at, std::move(sampler), llama_vocab_is_eog(vocab, first) ? 0 : params.n_predict, params.prompt_id + s});
     }
 
     const size_t                      head_size = 4 * sizeof(int32_t) + 2 * sizeof(float);
-    std::vector<std::vector<uint8_t>> lines(params.n_seq, std::vector<uint8_t>(head_size + sizeof(ggml_fp16_t) * n_embd * params.n_layers));
-    std::vector<float>                state(n_embd);
-    std::vector<flight *>             rows;
-    int64_t                           n_rows = 0;
+    std::vector<std::vector<uint8_t>> lines(
+        params.n_seq, std::vector<uint8_t>(head_size + sizeof(ggml_fp16_t) * n_embd * params.n_layers));
+    std::vector<float>    state(n_embd);
+    std::vector<flight *> rows;
+    int64_t               n_rows = 0;
 
     while (true) {
         rows.clear();
@@ -182,7 +186,9 @@ int64_t record(llama_context * ctx, const specee_record_params & params) {
             windows.layers(rows.data(), rows.size(), params.layers[l]);
             for (const flight * row : rows) {
                 windows.state(*row, state.data());
-                ggml_fp32_to_fp16_row(state.data(), reinterpret_cast<ggml_fp16_t *>(lines[row->seq].data() + head_size) + l * n_embd, n_embd);
+                ggml_fp32_to_fp16_row(state.data(),
+                                      reinterpret_cast<ggml_fp16_t *>(lines[row->seq].data() + head_size) + l * n_embd,
+                                      n_embd);
             }
         }
         if (rows[0]->depth < n_layer) {
@@ -193,8 +199,8 @@ int64_t record(llama_context * ctx, const specee_record_params & params) {
         for (size_t i = 0; i < rows.size(); ++i) {
             sequence &    seq = sequences[rows[i]->seq];
             const top_two top(llama_get_logits_ith(ctx, i), llama_vocab_n_tokens(vocab));
-            const int32_t ids[4]    = { seq.prompt_id, seq.at.pos, seq.at.id, top.token };
-            const float   logits[2] = { top.first, top.second };
+            const int32_t ids[4]    = {seq.prompt_id, seq.at.pos, seq.at.id, top.token};
+            const float   logits[2] = {top.first, top.second};
             memcpy(lines[seq.at.seq].data(), ids, sizeof(ids));
             memcpy(lines[seq.at.seq].data() + sizeof(ids), logits, sizeof(logits));
             file.write(lines[seq.at.seq]);

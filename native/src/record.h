@@ -1,4 +1,5 @@
-// record.h - generates at full depth, several sequences at once, and writes the hidden states of chosen layers to a file.
+// record.h - generates at full depth, several sequences at once, and writes the hidden states of chosen layers to a
+// file.
 #pragma once
 
 #include "specee.h"

@@ -17,9 +17,8 @@ static const uint64_t MAX_HEADER_BYTES = 1ull << 20;
 
 static uint64_t dtype_size(const std::string & dtype) {
     static const std::map<std::string, uint64_t> sizes = {
-        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"U16", 2}, {"I16", 2}, {"F16", 2},
-        {"BF16", 2}, {"U32", 4}, {"I32", 4}, {"F32", 4}, {"U64", 8}, {"I64", 8},
-        {"F64", 8},
+        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"U16", 2}, {"I16", 2}, {"F16", 2}, {"BF16", 2},
+        {"U32", 4},  {"I32", 4}, {"F32", 4}, {"U64", 8}, {"I64", 8}, {"F64", 8},
     };
     const auto it = sizes.find(dtype);
     return it == sizes.end() ? 0 : it->second;
@@ -63,8 +62,8 @@ static json read_header(const std::vector<uint8_t> & bytes, const std::string & 
         n_header = n_header << 8 | bytes[i];
     }
     if (n_header > MAX_HEADER_BYTES || n_header > bytes.size() - 8) {
-        throw error(SPECEE_ERR_BUNDLE, path + ": the header's length, " + std::to_string(n_header) +
-                                           ", exceeds the file or 1 MiB");
+        throw error(SPECEE_ERR_BUNDLE,
+                    path + ": the header's length, " + std::to_string(n_header) + ", exceeds the file or 1 MiB");
     }
     const auto begin  = bytes.begin() + 8;
     json       header = json::parse(begin, begin + static_cast<std::ptrdiff_t>(n_header), nullptr, false);

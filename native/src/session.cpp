@@ -35,6 +35,24 @@ std::vector<float> pick_thresholds(const bundle & from, int32_t mode) {
     return thresholds;
 }
 
+// The first of the highest logits. Eight running maxima let the compiler use its vector instructions; over a large
+// vocabulary a plain loop costs percents of a token.
+llama_token argmax(const float * logits, int32_t n_vocab) {
+    float   top[8];
+    int32_t i = 0;
+    std::fill_n(top, 8, -INFINITY);
+    for (; i + 8 <= n_vocab; i += 8) {
+        for (int32_t j = 0; j < 8; ++j) {
+            top[j] = logits[i + j] > top[j] ? logits[i + j] : top[j];
+        }
+    }
+    float highest = *std::max_element(top, top + 8);
+    for (; i < n_vocab; ++i) {
+        highest = std::max(highest, logits[i]);
+    }
+    return static_cast<llama_token>(std::find(logits, logits + n_vocab, highest) - logits) % n_vocab;
+}
+
 void check_model(const bundle & from, const llama_model * model) {
     char arch[64] = "";
     llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
@@ -44,12 +62,14 @@ void check_model(const bundle & from, const llama_model * model) {
     const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     if (from.architecture != arch || from.n_layer != n_layer || from.n_embd != n_embd || from.n_vocab != n_vocab) {
         const auto shape = [](const std::string & a, int32_t l, int32_t e, int32_t v) {
-            return a + " with " + std::to_string(l) + " layers of " + std::to_string(e) + " and " + std::to_string(v) + " tokens";
+            return a + " with " + std::to_string(l) + " layers of " + std::to_string(e) + " and " + std::to_string(v) +
+                   " tokens";
         };
         throw error(SPECEE_ERR_BUNDLE_MODEL,
                     from.dir + ": was fitted on another model (" +
-                        shape(printable(from.architecture), from.n_layer, from.n_embd, from.n_vocab) + "; this one is " +
-                        shape(printable(arch), n_layer, n_embd, n_vocab) + "); fit one for this model");
+                        shape(printable(from.architecture), from.n_layer, from.n_embd, from.n_vocab) +
+                        "; this one is " + shape(printable(arch), n_layer, n_embd, n_vocab) +
+                        "); fit one for this model");
     }
 }
 
@@ -66,8 +86,9 @@ session::exits::exits(llama_context * ctx, const specee_session_params & params,
     pending(max_pending + 1),
     features(predict.n_feature()) {
     if (params.mode == SPECEE_MODE_EXACT) {
-        // From some number of rows on, some kernels round differently than for one row, which alone flips near ties. Where
-        // no number of rows gives the bits of one, the differences are of the size of float rounding, and all may wait.
+        // From some number of rows on, some kernels round differently than for one row, which alone flips near ties.
+        // Where no number of rows gives the bits of one, the differences are of the size of float rounding, and all may
+        // wait.
         const int32_t n_row = windows.max_exact_rows(max_pending + 1);
         max_pending         = n_row > 1 ? std::min(max_pending, n_row - 1) : max_pending;
     }
@@ -82,10 +103,12 @@ session::session(llama_context * ctx, const specee_session_params & params) :
     exact(params.mode == SPECEE_MODE_EXACT),
     histogram_(n_layer + 1) {
     if (params.mode < SPECEE_MODE_OFF || params.mode > SPECEE_MODE_CALIBRATED) {
-        throw error(SPECEE_ERR_INVALID_ARGUMENT, "mode " + std::to_string(params.mode) + " is not 0 (off), 1 (exact) or 2 (calibrated)");
+        throw error(SPECEE_ERR_INVALID_ARGUMENT,
+                    "mode " + std::to_string(params.mode) + " is not 0 (off), 1 (exact) or 2 (calibrated)");
     }
     if (params.max_pending < 0 || params.max_pending > 64) {
-        throw error(SPECEE_ERR_INVALID_ARGUMENT, "max_pending is " + std::to_string(params.max_pending) + "; it must be 0 (the bundle's) to 64");
+        throw error(SPECEE_ERR_INVALID_ARGUMENT,
+                    "max_pending is " + std::to_string(params.max_pending) + "; it must be 0 (the bundle's) to 64");
     }
     if (!llama_get_memory(ctx)) {
         throw error(SPECEE_ERR_UNSUPPORTED, "the context has no KV cache; it cannot generate");
@@ -98,7 +121,8 @@ session::session(llama_context * ctx, const specee_session_params & params) :
         return;
     }
     if (!params.bundle_dir || !params.onnxruntime_path || !params.model_path) {
-        throw error(SPECEE_ERR_INVALID_ARGUMENT, "exits need a bundle, the path of ONNX Runtime and the path of the model");
+        throw error(SPECEE_ERR_INVALID_ARGUMENT,
+                    "exits need a bundle, the path of ONNX Runtime and the path of the model");
     }
     const std::string reason = why_no_windows(ctx);
     if (!reason.empty()) {
@@ -127,7 +151,8 @@ void session::forget_after(int32_t n_keep) {
 
 void session::rewind(int32_t n_keep) {
     if (n_keep < 0 || n_keep > n_token()) {
-        throw error(SPECEE_ERR_INVALID_ARGUMENT, "cannot keep " + std::to_string(n_keep) + " of " + std::to_string(n_token()) + " tokens");
+        throw error(SPECEE_ERR_INVALID_ARGUMENT,
+                    "cannot keep " + std::to_string(n_keep) + " of " + std::to_string(n_token()) + " tokens");
     }
     verified.clear();
     has_logits = false;
@@ -139,10 +164,12 @@ void session::prompt(const llama_token * tokens, int32_t n) {
     const int32_t n_text  = n_token();
     const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
     if (n < 1 || std::any_of(tokens, tokens + n, [&](llama_token t) { return t < 0 || t >= n_vocab; })) {
-        throw error(SPECEE_ERR_INVALID_ARGUMENT, "a prompt needs at least one token, each in 0.." + std::to_string(n_vocab - 1));
+        throw error(SPECEE_ERR_INVALID_ARGUMENT,
+                    "a prompt needs at least one token, each in 0.." + std::to_string(n_vocab - 1));
     }
     if (n_text + n > static_cast<int32_t>(llama_n_ctx(ctx))) {
-        throw error(SPECEE_ERR_CONTEXT_FULL, "the prompt of " + std::to_string(n_text + n) + " tokens does not fit the context of " +
+        throw error(SPECEE_ERR_CONTEXT_FULL, "the prompt of " + std::to_string(n_text + n) +
+                                                 " tokens does not fit the context of " +
                                                  std::to_string(llama_n_ctx(ctx)));
     }
 
@@ -169,14 +196,15 @@ specee_event session::next(llama_sampler * sampler) {
     const stopwatch watch(stats_.t_total_s);
 
     if (verified.empty() && has_logits) {
-        verified.push_back({ sample(sampler, -1), n_layer, NAN });
+        verified.push_back({sample(sampler, -1), n_layer, NAN});
         has_logits = false;
     } else if (verified.empty()) {
         if (n_kv + 1 != n_token()) {
             throw error(SPECEE_ERR_INVALID_ARGUMENT, "there is no token to go on from; give a prompt first");
         }
         if (n_token() > static_cast<int32_t>(llama_n_ctx(ctx))) {
-            throw error(SPECEE_ERR_CONTEXT_FULL, "the context of " + std::to_string(llama_n_ctx(ctx)) + " tokens is full");
+            throw error(SPECEE_ERR_CONTEXT_FULL,
+                        "the context of " + std::to_string(llama_n_ctx(ctx)) + " tokens is full");
         }
         const int32_t n_kv_before = n_kv;
         try {
@@ -214,8 +242,7 @@ llama_token session::sample(llama_sampler * sampler, int32_t row) {
     if (sampler) {
         return llama_sampler_sample(sampler, ctx, row);
     }
-    return static_cast<llama_token>(
-        std::max_element(logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) - logits);
+    return argmax(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
 }
 
 void session::step_full(llama_sampler * sampler) {
@@ -228,19 +255,19 @@ void session::step_full(llama_sampler * sampler) {
     }
     n_kv += 1;
     stats_.n_pass += 1;
-    verified.push_back({ sample(sampler, -1), n_layer, NAN });
+    verified.push_back({sample(sampler, -1), n_layer, NAN});
 }
 
 // An exit is final: the token is shown, and its upper layers are computed with those of later tokens.
 void session::step_calibrated(llama_sampler * sampler) {
     exits & e      = *with_exits;
-    flight  newest = { text.back(), n_kv, 0, e.pending.free_carry(), 0 };
+    flight  newest = {text.back(), n_kv, 0, e.pending.free_carry(), 0};
 
     const auto choice = run_to_exit(newest);
     n_kv += 1;
     if (choice) {
-        e.pending.push({ newest, choice->token, choice->p, newest.depth });
-        verified.push_back({ choice->token, newest.depth, choice->p });
+        e.pending.push({newest, choice->token, choice->p, newest.depth});
+        verified.push_back({choice->token, newest.depth, choice->p});
         if (static_cast<int32_t>(e.pending.size()) > e.max_pending) {
             complete();
         }
@@ -251,7 +278,7 @@ void session::step_calibrated(llama_sampler * sampler) {
     stats_.n_completed += e.pending.size();
     e.pending.clear();
     run_head(&newest, false);
-    verified.push_back({ sample(sampler, 0), n_layer, NAN });
+    verified.push_back({sample(sampler, 0), n_layer, NAN});
 }
 
 // An exit is provisional: the chain goes on with its token, until a token goes through all layers or the chain is long
@@ -262,7 +289,7 @@ void session::step_exact(llama_sampler * sampler) {
 
     llama_token id = text.back();
     while (true) {
-        flight newest = { id, n_kv, 0, e.pending.free_carry(), 0 };
+        flight newest = {id, n_kv, 0, e.pending.free_carry(), 0};
 
         const auto choice = run_to_exit(newest);
         n_kv += 1;
@@ -273,9 +300,10 @@ void session::step_exact(llama_sampler * sampler) {
             return;
         }
 
-        e.pending.push({ newest, choice->token, choice->p, newest.depth });
+        e.pending.push({newest, choice->token, choice->p, newest.depth});
 
-        const bool full = static_cast<int32_t>(e.pending.size()) > e.max_pending || n_kv >= static_cast<int32_t>(llama_n_ctx(ctx));
+        const bool full =
+            static_cast<int32_t>(e.pending.size()) > e.max_pending || n_kv >= static_cast<int32_t>(llama_n_ctx(ctx));
         if (full || llama_vocab_is_eog(vocab, choice->token)) {
             run_pending();
             run_head(nullptr, true);
@@ -302,8 +330,9 @@ std::optional<session::exit_choice> session::run_to_exit(flight & newest) {
         {
             const stopwatch watch(took_s);
             const int32_t   n = rows.size();
-            logits = i == 0 ? e.windows.layers_lens(rows.data(), n, i)
-                            : e.windows.layers_probe(rows.data(), n, i, e.draft.tokens().data(), e.draft.tokens().size());
+            logits            = i == 0
+                                    ? e.windows.layers_lens(rows.data(), n, i)
+                                    : e.windows.layers_probe(rows.data(), n, i, e.draft.tokens().data(), e.draft.tokens().size());
         }
         const double probe_s = std::min(took_s, e.probe_cost_s[i]);
         const double row_s   = (took_s - probe_s) / rows.size();
@@ -336,7 +365,7 @@ std::optional<session::exit_choice> session::evaluate(size_t i_probe, const floa
         return std::nullopt;
     }
     const auto & candidates = e.draft.tokens();
-    return exit_choice { candidates[std::max_element(logits, logits + candidates.size()) - logits], p };
+    return exit_choice{candidates[std::max_element(logits, logits + candidates.size()) - logits], p};
 }
 
 void session::run_layers(flight * newest, int32_t il_end) {
@@ -389,10 +418,10 @@ void session::verify(const flight * newest, llama_sampler * sampler) {
         const pending_token & exited = e.pending[i];
         const llama_token     token  = sample(sampler, static_cast<int32_t>(i));
         if (token == exited.guess) {
-            verified.push_back({ token, exited.n_layer, exited.p });
+            verified.push_back({token, exited.n_layer, exited.p});
             continue;
         }
-        verified.push_back({ token, n_layer, NAN });
+        verified.push_back({token, n_layer, NAN});
         stats_.n_refuted += 1;
         const llama_pos pos = exited.at.pos;
         e.pending.clear();
@@ -401,7 +430,7 @@ void session::verify(const flight * newest, llama_sampler * sampler) {
     }
     e.pending.clear();
     if (newest) {
-        verified.push_back({ sample(sampler, static_cast<int32_t>(n_pending)), n_layer, NAN });
+        verified.push_back({sample(sampler, static_cast<int32_t>(n_pending)), n_layer, NAN});
     }
 }
 

@@ -23,7 +23,8 @@ std::string why_no_windows(const llama_context * ctx) {
     return "";
 }
 
-window_runner::window_runner(llama_context * ctx, const bundle * from, const std::string & model_path, int32_t n_carry) :
+window_runner::window_runner(llama_context * ctx, const bundle * from, const std::string & model_path,
+                             int32_t n_carry) :
     ctx(ctx),
     n_layer_(llama_model_n_layer(llama_get_model(ctx))),
     n_embd_(llama_model_n_embd(llama_get_model(ctx))) {
@@ -33,7 +34,7 @@ window_runner::window_runner(llama_context * ctx, const bundle * from, const std
     }
 
     const size_t n_tensors = 1 + (from ? 3 * from->probes.size() : 0);
-    tensors.reset(ggml_init({ n_tensors * ggml_tensor_overhead(), nullptr, true }));
+    tensors.reset(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, true}));
 
     carry = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F32, n_embd_, n_carry);
     if (from) {
@@ -89,7 +90,7 @@ void window_runner::run(flight * const * tokens, int32_t n, int32_t il_begin, in
         carry_ids[i] = tokens[i]->carry;
     }
 
-    const llama_batch batch = { n, ids.data(), nullptr, pos.data(), n_seq.data(), seq_ptr.data(), output.data() };
+    const llama_batch batch = {n, ids.data(), nullptr, pos.data(), n_seq.data(), seq_ptr.data(), output.data()};
 
     llama_window_params params = {};
     params.il_begin            = il_begin;
@@ -107,10 +108,10 @@ void window_runner::run(flight * const * tokens, int32_t n, int32_t il_begin, in
     }
 
     switch (llama_decode_window(ctx, batch, &params)) {
-        case 0:
-            break;
+        case 0: break;
         case 1:
-            throw error(SPECEE_ERR_CONTEXT_FULL, "the context of " + std::to_string(llama_n_ctx(ctx)) + " tokens is full");
+            throw error(SPECEE_ERR_CONTEXT_FULL,
+                        "the context of " + std::to_string(llama_n_ctx(ctx)) + " tokens is full");
         case -2:
             throw error(SPECEE_ERR_NO_MEMORY, "no memory for the layers " + std::to_string(il_begin) + " to " +
                                                   std::to_string(il_end) + " of " + std::to_string(n) + " tokens");
@@ -150,16 +151,16 @@ void window_runner::state(const flight & token, float * out) const {
 }
 
 int32_t window_runner::max_exact_rows(int32_t n_max) {
-    const int32_t              n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
-    const llama_memory_t       memory  = llama_get_memory(ctx);
-    std::vector<flight>        flights(n_max);
-    std::vector<flight *>      tokens(n_max);
-    std::vector<float>         alone;   // [n_max, n_vocab]
+    const int32_t         n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    const llama_memory_t  memory  = llama_get_memory(ctx);
+    std::vector<flight>   flights(n_max);
+    std::vector<flight *> tokens(n_max);
+    std::vector<float>    alone;   // [n_max, n_vocab]
 
     const auto start = [&] {
         llama_memory_clear(memory, false);
         for (int32_t i = 0; i < n_max; ++i) {
-            flights[i] = { static_cast<llama_token>(i * 97 % n_vocab), i, 0, i, 0 };
+            flights[i] = {static_cast<llama_token>(i * 97 % n_vocab), i, 0, i, 0};
             tokens[i]  = &flights[i];
         }
     };
@@ -189,7 +190,7 @@ double window_runner::measure_probe(size_t i_probe, bool lens) {
     using clock = std::chrono::steady_clock;
 
     const translator &         probe = translators[i_probe];
-    flight                     none  = { 0, 0, 0, 0, probe.layer };
+    flight                     none  = {0, 0, 0, 0, probe.layer};
     flight *                   token = &none;
     const std::vector<int32_t> rows(k_, 0);
 

@@ -71,7 +71,7 @@ class window_runner {
     ggml_context_ptr        tensors;
     ggml_backend_buffer_ptr buffer;
     ggml_tensor *           carry = nullptr; // [n_embd, n_carry]
-    std::vector<translator> translators;     // one per probe
+    std::vector<translator> translators; // one per probe
 
     // the batch, reused
     std::vector<llama_token>    ids;

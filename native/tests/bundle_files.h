@@ -28,9 +28,8 @@ inline std::string safetensors_bytes(const tensor_file & tensors) {
     std::string    data;
     for (const auto & item : tensors) {
         const tensor_file_entry & t = item.second;
-        header[item.first]          = {{"dtype", t.dtype},
-                                       {"shape", t.shape},
-                                       {"data_offsets", {data.size(), data.size() + t.data.size()}}};
+        header[item.first]          = {
+            {"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.data.size()}}};
         data += t.data;
     }
     const std::string text = header.dump();
@@ -52,7 +51,8 @@ inline uint16_t half_bits(float value) {
     return static_cast<uint16_t>((bits >> 16 & 0x8000) | static_cast<uint32_t>(exponent) << 10 | (bits >> 13 & 0x3ff));
 }
 
-template <typename T> std::string raw_bytes(const std::vector<T> & values) {
+template <typename T>
+std::string raw_bytes(const std::vector<T> & values) {
     return std::string(reinterpret_cast<const char *>(values.data()), values.size() * sizeof(T));
 }
 

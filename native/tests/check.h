@@ -50,10 +50,11 @@ void check_equal(const A & a, const B & b, const char * file, int line, const st
 
 #define CHECK(condition) specee_test::check(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
 #define CHECK_EQ(a, b) specee_test::check_equal(a, b, __FILE__, __LINE__, #a " == " #b)
-#define CHECK_NEAR(a, b, tolerance) specee_test::check(std::fabs((a) - (b)) <= (tolerance), __FILE__, __LINE__, \
-                                                       #a " ~ " #b ": " + std::to_string(a) + ", " + std::to_string(b))
-#define CHECK_ERROR(expression, status, text) \
-    specee_test::check_error([&] { (void) (expression); }, status, text, __FILE__, __LINE__)
+#define CHECK_NEAR(a, b, tolerance)                                                                                    \
+    specee_test::check(std::fabs((a) - (b)) <= (tolerance), __FILE__, __LINE__,                                        \
+                       #a " ~ " #b ": " + std::to_string(a) + ", " + std::to_string(b))
+#define CHECK_ERROR(expression, status, text)                                                                          \
+    specee_test::check_error([&] { (void)(expression); }, status, text, __FILE__, __LINE__)
 
 // Thrown by a test program that lacks what it needs; ctest shows it as skipped.
 struct skipped {
@@ -149,15 +150,19 @@ class random_numbers {
 
     uint64_t below(uint64_t n) { return next() % n; }
 
-    // Close to normal, mean 0, deviation 1: the sum of four uniform numbers, which needs no library function.
-    float normal() {
+    // Close to normal, mean 0: the sum of four uniform integers, which needs no library function.
+    int32_t normal_integer() {
         const uint64_t bits = next();
         int32_t        sum  = -2 * 65535;
         for (int i = 0; i < 4; ++i) {
             sum += static_cast<int32_t>(bits >> (16 * i) & 0xffff);
         }
-        return static_cast<float>(sum) * (1.0f / 37837.2f); // deviation of the sum: 65536 / sqrt(3)
+        return sum;
     }
+
+    static constexpr double NORMAL_DEVIATION = 37837.2; // of normal_integer(): 65536 / sqrt(3)
+
+    float normal() { return static_cast<float>(normal_integer() / NORMAL_DEVIATION); }
 
   private:
     uint64_t state;

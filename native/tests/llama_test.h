@@ -97,7 +97,7 @@ inline std::vector<llama_token> generate(llama_context * ctx, const std::vector<
     for (int32_t i = 0; i < n; ++i) {
         text.push_back(argmax(last_logits(ctx)));
         if (i + 1 < n) {
-            decode(ctx, { text.back() });
+            decode(ctx, {text.back()});
         }
     }
     return text;

@@ -111,12 +111,10 @@ inline std::string model(const std::string & graph) {
 inline std::string mlp_bytes(const mlp & m, const std::string & input = "features", const std::string & output = "p",
                              int64_t n = 0) {
     return onnx::model(onnx::node("Gemm", {input, "w1", "b1"}, "hidden") + onnx::node("Relu", {"hidden"}, "active") +
-                       onnx::node("Gemm", {"active", "w2", "b2"}, "logit") +
-                       onnx::node("Sigmoid", {"logit"}, output) +
+                       onnx::node("Gemm", {"active", "w2", "b2"}, "logit") + onnx::node("Sigmoid", {"logit"}, output) +
                        onnx::initializer("w1", {m.n_in, m.n_hidden}, m.w1) +
                        onnx::initializer("b1", {m.n_hidden}, m.b1) + onnx::initializer("w2", {m.n_hidden, 1}, m.w2) +
-                       onnx::initializer("b2", {1}, m.b2) +
-                       onnx::value(true, input, {n, m.n_in}, onnx::FLOAT) +
+                       onnx::initializer("b2", {1}, m.b2) + onnx::value(true, input, {n, m.n_in}, onnx::FLOAT) +
                        onnx::value(false, output, {n, 1}, onnx::FLOAT));
 }
 

@@ -65,8 +65,8 @@ class model_writer {
     // Three control tokens, the bytes, and words that nothing but their id tells apart.
     void tokenizer() {
         const int32_t            control = 3, byte = 6, normal = 1, unknown = 2; // as SentencePiece numbers them
-        std::vector<std::string> texts  = {"<unk>", "<s>", "</s>"};
-        std::vector<int32_t>     types  = {unknown, control, control};
+        std::vector<std::string> texts = {"<unk>", "<s>", "</s>"};
+        std::vector<int32_t>     types = {unknown, control, control};
         std::vector<float>       scores(static_cast<size_t>(spec.n_vocab), 0.0f);
         for (int32_t i = 0; i < 256; ++i) {
             char text[8];
@@ -92,9 +92,9 @@ class model_writer {
         gguf_set_val_u32(out.get(), "tokenizer.ggml.unknown_token_id", 0);
     }
 
-    // The embedding is small and the layers together add a state of size 2, so that the text before a token, and not the
-    // token itself, decides what follows; with a tied head every token would otherwise repeat itself. Queries and keys
-    // are large, so that attention picks positions. Logits have a deviation of 2.
+    // The embedding is small and the layers together add a state of size 2, so that the text before a token, and not
+    // the token itself, decides what follows; with a tied head every token would otherwise repeat itself. Queries and
+    // keys are large, so that attention picks positions. Logits have a deviation of 2.
     void weights() {
         const int32_t n_kv  = spec.n_embd / spec.n_head * spec.n_head_kv;
         const float   in    = 0.03f;
@@ -132,8 +132,10 @@ class model_writer {
     std::vector<float> numbers(const std::string & name, int64_t n, float scale, float mean) const {
         random_numbers     random(hash(name) ^ spec.seed * 0x9e3779b97f4a7c15ull);
         std::vector<float> values(static_cast<size_t>(n));
+        const float        unit = static_cast<float>(scale / random_numbers::NORMAL_DEVIATION);
         for (float & value : values) {
-            value = mean + scale * random.normal();
+            // exact in double, so that no compiler's fused multiply-add can change the result
+            value = static_cast<float>(mean + static_cast<double>(unit) * random.normal_integer());
         }
         return values;
     }

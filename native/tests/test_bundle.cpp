@@ -15,11 +15,11 @@ static bundle_files sound() {
 
 static void test_load() {
     temporary_dir dir;
-    bundle_files  files                        = sound();
+    bundle_files  files                                 = sound();
     files.manifest["probes"][1]["threshold_exact"]      = 0.75;
     files.manifest["probes"][1]["threshold_calibrated"] = 1.5;
-    files.manifest["calibration"]              = {{"unknown", "to us"}}; // fields that are not needed are no fault
-    const bundle b                             = bundle::load(files.write(dir / "b.specee"));
+    files.manifest["calibration"] = {{"unknown", "to us"}}; // fields that are not needed are no fault
+    const bundle b                = bundle::load(files.write(dir / "b.specee"));
 
     CHECK(b.architecture == "llama");
     CHECK_EQ(b.n_layer, 8);
@@ -42,12 +42,14 @@ static void test_load() {
 
 static void test_path_with_letters() {
     temporary_dir dir;
-    const bundle  b = bundle::load(sound().write(dir / "m\xc3\xb6" "dell \xe6\xa8\xa1.specee"));
+    const bundle  b = bundle::load(sound().write(dir / "m\xc3\xb6"
+                                                        "dell \xe6\xa8\xa1.specee"));
     CHECK_EQ(b.probes.size(), 3u);
 }
 
 // Loads a bundle after one change to it.
-template <typename F> static bundle load_changed(F && change) {
+template <typename F>
+static bundle load_changed(F && change) {
     temporary_dir dir;
     bundle_files  files = sound();
     change(files);
@@ -126,9 +128,8 @@ static void test_text_failures() {
 static void test_tensor_failures() {
     const auto translator = [](const char * name, const char * dtype, const std::vector<int64_t> & shape,
                                size_t n_bytes) {
-        return load_changed([&](bundle_files & f) {
-            f.translators[name] = {dtype, shape, std::string(n_bytes, '\0')};
-        });
+        return load_changed(
+            [&](bundle_files & f) { f.translators[name] = {dtype, shape, std::string(n_bytes, '\0')}; });
     };
     CHECK_ERROR(load_changed([](bundle_files & f) { f.translators.erase("layer_5.u"); }), SPECEE_ERR_BUNDLE,
                 "tensor layer_5.u is missing");
@@ -222,7 +223,7 @@ static void test_safetensors() {
 // watch).
 static void test_damaged_files() {
     temporary_dir      dir;
-    const std::string  path  = dir / "b.specee";
+    const std::string  path    = dir / "b.specee";
     const char * const names[] = {"manifest.json", "translators.safetensors", "head.safetensors"};
     const bundle_files files("llama", 8, 32, 64, {3}, 4, 2);
     files.write(path);

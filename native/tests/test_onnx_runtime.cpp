@@ -106,10 +106,9 @@ static void test_model_failures() {
     CHECK_ERROR(open(relu_bytes({0, 1}, onnx::DOUBLE)), SPECEE_ERR_ONNX, "has element type 11");
     CHECK_ERROR(open(relu_bytes({0}, onnx::FLOAT)), SPECEE_ERR_ONNX, "and 1 dimensions");
     CHECK_ERROR(open(relu_bytes({0, 1, 1}, onnx::FLOAT)), SPECEE_ERR_ONNX, "and 3 dimensions");
-    CHECK_ERROR(open(onnx::model(onnx::node("Add", {"features", "more"}, "p") +
-                                 onnx::value(true, "features", {0, 1}, onnx::FLOAT) +
-                                 onnx::value(true, "more", {0, 1}, onnx::FLOAT) +
-                                 onnx::value(false, "p", {0, 1}, onnx::FLOAT))),
+    CHECK_ERROR(open(onnx::model(
+                    onnx::node("Add", {"features", "more"}, "p") + onnx::value(true, "features", {0, 1}, onnx::FLOAT) +
+                    onnx::value(true, "more", {0, 1}, onnx::FLOAT) + onnx::value(false, "p", {0, 1}, onnx::FLOAT))),
                 SPECEE_ERR_ONNX, "must have one input and one output, has 2 and 1");
     CHECK_ERROR(open(onnx::model(onnx::node("NoSuchOperator", {"features"}, "p") +
                                  onnx::value(true, "features", {0, 1}, onnx::FLOAT) +
@@ -123,9 +122,9 @@ static void test_wrong_output_at_run_time() {
     temporary_dir     dir;
     const std::string path = dir / "p.onnx";
     // Concat with the attribute axis = 0 (AttributeProto: name, i, type INT)
-    const std::string node = onnx::bytes(1, onnx::bytes(1, "features") + onnx::bytes(1, "features") + onnx::bytes(2, "p") +
-                                          onnx::bytes(4, "Concat") +
-                                          onnx::bytes(5, onnx::bytes(1, "axis") + onnx::number(3, 0) + onnx::number(20, 2)));
+    const std::string node = onnx::bytes(
+        1, onnx::bytes(1, "features") + onnx::bytes(1, "features") + onnx::bytes(2, "p") + onnx::bytes(4, "Concat") +
+               onnx::bytes(5, onnx::bytes(1, "axis") + onnx::number(3, 0) + onnx::number(20, 2)));
     write_file(path, onnx::model(node + onnx::value(true, "features", {0, 1}, onnx::FLOAT) +
                                  onnx::value(false, "p", {0, 1}, onnx::FLOAT)));
     onnx_session session(*runtime, path);

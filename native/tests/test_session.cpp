@@ -24,8 +24,8 @@ struct session_deleter {
 
 using session_ptr = std::unique_ptr<specee_session, session_deleter>;
 
-static session_ptr open_session(llama_context * ctx, const loaded_model & m, specee_mode mode, const std::string & bundle,
-                                int32_t max_pending = n_pending) {
+static session_ptr open_session(llama_context * ctx, const loaded_model & m, specee_mode mode,
+                                const std::string & bundle, int32_t max_pending = n_pending) {
     const std::string     onnxruntime = need_env("SPECEE_TEST_ONNXRUNTIME");
     specee_session_params params      = {};
     params.struct_size                = sizeof(params);
@@ -87,10 +87,10 @@ static void exact_equals_full_depth() {
     };
 
     const std::vector<test_case> cases = {
-        { "llama", 30, 40, 96, true, GGML_TYPE_Q8_0 },    // the embedding's rows in place
-        { "llama", 40, 40, 96, false, GGML_TYPE_Q4_0 },   // a repacked head: its rows come from the file
-        { "qwen2", 12, 1500, 64, false, GGML_TYPE_Q8_0 }, // a prompt of many ubatches
-        { "llama", 30, 1500, 64, false, GGML_TYPE_Q4_1 },
+        {"llama", 30, 40, 96, true, GGML_TYPE_Q8_0},    // the embedding's rows in place
+        {"llama", 40, 40, 96, false, GGML_TYPE_Q4_0},   // a repacked head: its rows come from the file
+        {"qwen2", 12, 1500, 64, false, GGML_TYPE_Q8_0}, // a prompt of many ubatches
+        {"llama", 30, 1500, 64, false, GGML_TYPE_Q4_1},
     };
     for (size_t i = 0; i < cases.size(); ++i) {
         const test_case & c = cases[i];
@@ -100,14 +100,15 @@ static void exact_equals_full_depth() {
         spec.tied    = c.tied;
         spec.type    = c.type;
         const loaded_model m(write_model("exact" + std::to_string(i) + ".gguf", spec));
-        const int32_t      l      = c.n_layer;
-        const std::string  bundle = write_bundle("exact" + std::to_string(i) + ".specee", m, c.arch, { l / 2, l * 2 / 3, l - 3, l - 1 });
+        const int32_t      l = c.n_layer;
+        const std::string  bundle =
+            write_bundle("exact" + std::to_string(i) + ".specee", m, c.arch, {l / 2, l * 2 / 3, l - 3, l - 1});
 
         const auto prompt = random_prompt(c.n_prompt, m.n_vocab(), i);
         const auto plain  = m.context(2048);
         const auto expect = specee_test::generate(plain.get(), prompt, c.n_token);
         const auto ctx    = m.context(2048);
-        for (const int32_t max_pending : { 1, 2, 7 }) { // 7: the session finds out how many rows keep their bits
+        for (const int32_t max_pending : {1, 2, 7}) { // 7: the session finds out how many rows keep their bits
             const session_ptr session = open_session(ctx.get(), m, SPECEE_MODE_EXACT, bundle, max_pending);
             const auto        text    = generate(session.get(), prompt, c.n_token);
             const size_t      n_same  = std::mismatch(text.begin(), text.end(), expect.begin()).first - text.begin();
@@ -115,7 +116,7 @@ static void exact_equals_full_depth() {
             const specee_stats stats = stats_of(session.get());
             CHECK(stats.n_refuted > 0);
             CHECK(stats.n_evaluated > 0);
-            CHECK_EQ(stats.n_token, (int64_t) c.n_token);
+            CHECK_EQ(stats.n_token, (int64_t)c.n_token);
         }
     }
 }
@@ -126,7 +127,7 @@ static void confirmed_exits_are_counted() {
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 8;
     const loaded_model m(write_model("confirmed.gguf", spec));
-    bundle_files       files("llama", m.n_layer(), m.n_embd(), m.n_vocab(), { 7 });
+    bundle_files       files("llama", m.n_layer(), m.n_embd(), m.n_vocab(), {7});
     files.set_constant(0.9f);
     for (auto & item : files.translators) { // the raw lens
         std::fill(item.second.data.begin(), item.second.data.end(), '\0');
@@ -157,7 +158,7 @@ static void calibrated_completes_the_cache() {
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 10;
     const loaded_model m(write_model("calibrated.gguf", spec));
-    const std::string  bundle = write_bundle("calibrated.specee", m, "llama", { 4, 6, 8 });
+    const std::string  bundle = write_bundle("calibrated.specee", m, "llama", {4, 6, 8});
     const auto         prompt = random_prompt(30, m.n_vocab(), 4);
 
     const auto        ctx     = m.context();
@@ -171,11 +172,11 @@ static void calibrated_completes_the_cache() {
     const auto plain = m.context();
     decode(plain.get(), prompt);
     for (size_t i = 0; i + 1 < text.size(); ++i) {
-        decode(plain.get(), { text[i] });
+        decode(plain.get(), {text[i]});
     }
-    const std::vector<llama_token> probe = { 42 };
+    const std::vector<llama_token> probe = {42};
     CHECK(specee_session_prompt(session.get(), probe.data(), 1) == SPECEE_OK);
-    decode(plain.get(), { text.back(), 42 });
+    decode(plain.get(), {text.back(), 42});
     CHECK_EQ(max_difference(last_logits(ctx.get()), last_logits(plain.get())), 0.0f);
 }
 
@@ -185,7 +186,7 @@ static void exact_samples_like_full_depth() {
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 10;
     const loaded_model m(write_model("sampling.gguf", spec));
-    const std::string  bundle = write_bundle("sampling.specee", m, "llama", { 5, 9 });
+    const std::string  bundle = write_bundle("sampling.specee", m, "llama", {5, 9});
     const auto         prompt = random_prompt(20, m.n_vocab(), 5);
 
     const auto chain = [&] {
@@ -199,7 +200,7 @@ static void exact_samples_like_full_depth() {
     };
 
     std::vector<std::vector<llama_token>> texts;
-    for (const specee_mode mode : { SPECEE_MODE_OFF, SPECEE_MODE_EXACT }) {
+    for (const specee_mode mode : {SPECEE_MODE_OFF, SPECEE_MODE_EXACT}) {
         const auto        ctx     = m.context();
         const session_ptr session = open_session(ctx.get(), m, mode, bundle);
         texts.push_back(generate(session.get(), prompt, 100, chain().get()));
@@ -213,10 +214,10 @@ static void rewind_forgets() {
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 8;
     const loaded_model m(write_model("rewind.gguf", spec));
-    const std::string  bundle = write_bundle("rewind.specee", m, "llama", { 4, 6 });
+    const std::string  bundle = write_bundle("rewind.specee", m, "llama", {4, 6});
     random_numbers     random(9);
 
-    for (const specee_mode mode : { SPECEE_MODE_OFF, SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED }) {
+    for (const specee_mode mode : {SPECEE_MODE_OFF, SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED}) {
         const auto               ctx     = m.context();
         const session_ptr        session = open_session(ctx.get(), m, mode, bundle);
         std::vector<llama_token> text;
@@ -225,7 +226,7 @@ static void rewind_forgets() {
             const auto answer = generate(session.get(), prompt, static_cast<int32_t>(random.below(12)));
             text.insert(text.end(), prompt.begin(), prompt.end());
             text.insert(text.end(), answer.begin(), answer.end());
-            CHECK_EQ(specee_session_n_token(session.get()), (int32_t) text.size());
+            CHECK_EQ(specee_session_n_token(session.get()), (int32_t)text.size());
 
             text.resize(random.below(text.size() + 1));
             CHECK(specee_session_rewind(session.get(), static_cast<int32_t>(text.size())) == SPECEE_OK);
@@ -244,12 +245,12 @@ static void the_context_ends() {
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 6;
     const loaded_model m(write_model("end.gguf", spec));
-    const std::string  bundle = write_bundle("end.specee", m, "llama", { 3, 5 }, 0.99f);
+    const std::string  bundle = write_bundle("end.specee", m, "llama", {3, 5}, 0.99f);
     const auto         prompt = random_prompt(200, m.n_vocab(), 5);
     const auto         plain  = m.context(256);
     const auto         expect = specee_test::generate(plain.get(), prompt, 57);
 
-    for (const specee_mode mode : { SPECEE_MODE_OFF, SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED }) {
+    for (const specee_mode mode : {SPECEE_MODE_OFF, SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED}) {
         const auto        ctx     = m.context(256);
         const session_ptr session = open_session(ctx.get(), m, mode, bundle);
         const auto        text    = generate(session.get(), prompt, 57); // the last one has no slot
@@ -271,9 +272,9 @@ static void bad_input_is_refused() {
     spec.n_layer = 6;
     const loaded_model    m(write_model("bad.gguf", spec));
     const auto            ctx         = m.context(64);
-    const std::string     bundle      = write_bundle("bad.specee", m, "llama", { 3 });
+    const std::string     bundle      = write_bundle("bad.specee", m, "llama", {3});
     const std::string     onnxruntime = need_env("SPECEE_TEST_ONNXRUNTIME");
-    const std::string     other       = bundle_files("llama", 6, 96, m.n_vocab(), { 3 }).write(folder / "other.specee");
+    const std::string     other       = bundle_files("llama", 6, 96, m.n_vocab(), {3}).write(folder / "other.specee");
     specee_session *      session     = nullptr;
     specee_session_params params      = {};
     params.struct_size                = sizeof(params);
@@ -284,7 +285,7 @@ static void bad_input_is_refused() {
 
     const auto refused = [&](specee_session_params p, specee_status status, const std::string & text) {
         const specee_status got = specee_session_init(ctx.get(), &p, &session);
-        CHECK_EQ((int) got, (int) status);
+        CHECK_EQ((int)got, (int)status);
         CHECK(std::string(specee_last_error()).find(text) != std::string::npos);
         CHECK(std::string(specee_last_error()).find('\n') == std::string::npos);
     };
@@ -313,7 +314,7 @@ static void bad_input_is_refused() {
     const session_ptr owner(session);
     specee_event      event = {};
     CHECK_EQ(specee_session_next(session, nullptr, &event), SPECEE_ERR_INVALID_ARGUMENT);
-    const int32_t tokens[2] = { 5, 1 << 20 };
+    const int32_t tokens[2] = {5, 1 << 20};
     CHECK_EQ(specee_session_prompt(session, tokens, 2), SPECEE_ERR_INVALID_ARGUMENT);
     CHECK_EQ(specee_session_prompt(session, tokens, 0), SPECEE_ERR_INVALID_ARGUMENT);
     CHECK_EQ(specee_session_rewind(session, 1), SPECEE_ERR_INVALID_ARGUMENT);
@@ -324,12 +325,12 @@ static void bad_input_is_refused() {
 
 int main() {
     return run({
-        { "exact equals full depth", exact_equals_full_depth },
-        { "confirmed exits are counted", confirmed_exits_are_counted },
-        { "calibrated completes the cache", calibrated_completes_the_cache },
-        { "exact samples like full depth", exact_samples_like_full_depth },
-        { "rewind forgets", rewind_forgets },
-        { "the context ends", the_context_ends },
-        { "bad input is refused", bad_input_is_refused },
+        {"exact equals full depth", exact_equals_full_depth},
+        {"confirmed exits are counted", confirmed_exits_are_counted},
+        {"calibrated completes the cache", calibrated_completes_the_cache},
+        {"exact samples like full depth", exact_samples_like_full_depth},
+        {"rewind forgets", rewind_forgets},
+        {"the context ends", the_context_ends},
+        {"bad input is refused", bad_input_is_refused},
     });
 }

@@ -15,7 +15,7 @@ static temporary_dir folder;
 
 static loaded_model & random_model(const std::string & arch, ggml_type type = GGML_TYPE_Q8_0, bool tied = false) {
     static std::map<std::string, std::unique_ptr<loaded_model>> models;
-    const std::string name = arch + std::to_string(type) + (tied ? "t" : "");
+    const std::string                                           name = arch + std::to_string(type) + (tied ? "t" : "");
     if (!models[name]) {
         random_model_spec spec;
         spec.arch    = arch;
@@ -33,7 +33,7 @@ static bool same_bits(const std::vector<float> & a, const std::vector<float> & b
 
 // One token through windows cut at random layers gives the bits of a whole pass.
 static void windows_equal_whole_passes() {
-    for (const char * arch : { "llama", "qwen2" }) {
+    for (const char * arch : {"llama", "qwen2"}) {
         const loaded_model & m     = random_model(arch);
         const auto           whole = m.context();
         const auto           cut   = m.context();
@@ -46,10 +46,10 @@ static void windows_equal_whole_passes() {
         llama_token    token    = 5;
         const int32_t  n_reused = llama_perf_context(cut.get()).n_reused;
         for (int32_t i = 0; i < 64; ++i) {
-            decode(whole.get(), { token });
+            decode(whole.get(), {token});
 
-            flight   at    = { token, 20 + i, 0, 1, 0 };
-            flight * tokens[1] = { &at };
+            flight   at        = {token, 20 + i, 0, 1, 0};
+            flight * tokens[1] = {&at};
             while (at.depth < m.n_layer()) {
                 windows.layers(tokens, 1, at.depth + 1 + static_cast<int32_t>(random.below(m.n_layer() - at.depth)));
             }
@@ -66,7 +66,7 @@ static void windows_equal_whole_passes() {
 
 // Tokens that stopped at different layers are completed in one batch and give what whole passes give.
 static void completion_equals_whole_passes() {
-    for (const char * arch : { "llama", "qwen2" }) {
+    for (const char * arch : {"llama", "qwen2"}) {
         const loaded_model & m     = random_model(arch);
         const auto           whole = m.context();
         const auto           cut   = m.context();
@@ -78,7 +78,7 @@ static void completion_equals_whole_passes() {
         window_runner       windows(cut.get(), nullptr, m.path, 4);
         std::vector<flight> at;
         for (int32_t i = 0; i < 3; ++i) {
-            at.push_back({ more[i], 20 + i, 0, i, 0 });
+            at.push_back({more[i], 20 + i, 0, i, 0});
         }
         flight * a = &at[0];
         flight * b = &at[1];
@@ -88,21 +88,21 @@ static void completion_equals_whole_passes() {
         windows.layers(&b, 1, 2);
         windows.layers(&c, 1, 2);
         CHECK_EQ(llama_get_n_shallow(cut.get()), 3u);
-        flight * two[2] = { b, c };
+        flight * two[2] = {b, c};
         windows.layers(two, 2, 4);
-        flight * all[3] = { a, b, c };
+        flight * all[3] = {a, b, c};
         windows.layers(all, 3, m.n_layer());
         CHECK_EQ(llama_get_n_shallow(cut.get()), 0u);
         windows.logits(all, 3);
 
         for (int32_t i = 0; i < 3; ++i) {
             const auto got = last_logits(cut.get(), i);
-            decode(whole.get(), { more[i] });
+            decode(whole.get(), {more[i]});
             CHECK(max_difference(got, last_logits(whole.get())) < 1e-3f);
         }
         // and the KV cache is what whole passes have written
-        decode(whole.get(), { 9 });
-        decode(cut.get(), { 9 });
+        decode(whole.get(), {9});
+        decode(cut.get(), {9});
         CHECK(max_difference(last_logits(cut.get()), last_logits(whole.get())) < 1e-3f);
     }
 }
@@ -124,20 +124,20 @@ static void depth_is_kept() {
     decode(ctx.get(), random_prompt(8, m.n_vocab(), 4));
 
     window_runner windows(ctx.get(), nullptr, m.path, 4);
-    flight        a = { 11, 8, 0, 0, 0 };
-    flight        b = { 12, 9, 0, 1, 0 };
-    windows.layers(std::vector<flight *>{ &a }.data(), 1, 3);
-    windows.layers(std::vector<flight *>{ &b }.data(), 1, 3);
+    flight        a = {11, 8, 0, 0, 0};
+    flight        b = {12, 9, 0, 1, 0};
+    windows.layers(std::vector<flight *>{&a}.data(), 1, 3);
+    windows.layers(std::vector<flight *>{&b}.data(), 1, 3);
 
     // b alone may not go deeper than a, and whole passes must wait
-    CHECK_EQ(try_window(windows, { &b }, 5), (int32_t) SPECEE_ERR_COMPUTE);
+    CHECK_EQ(try_window(windows, {&b}, 5), (int32_t)SPECEE_ERR_COMPUTE);
     CHECK_EQ(b.depth, 3);
     llama_token next = 13;
     CHECK(llama_decode(ctx.get(), llama_batch_get_one(&next, 1)) != 0);
     // a token that is not where it says it is
     flight wrong = b;
     wrong.depth  = 2;
-    CHECK_EQ(try_window(windows, { &wrong }, 3), (int32_t) SPECEE_ERR_COMPUTE);
+    CHECK_EQ(try_window(windows, {&wrong}, 3), (int32_t)SPECEE_ERR_COMPUTE);
     // such a state is not saved
     CHECK_EQ(llama_state_seq_get_size(ctx.get(), 0), 0u);
 
@@ -147,26 +147,26 @@ static void depth_is_kept() {
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 2u);
     b.seq = 1;
     a.seq = 1;
-    CHECK_EQ(try_window(windows, { &a, &b }, m.n_layer()), 0);
+    CHECK_EQ(try_window(windows, {&a, &b}, m.n_layer()), 0);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 0u);
 
     // removed, cleared and shifted away
-    flight c = { 14, 10, 1, 0, 0 };
-    windows.layers(std::vector<flight *>{ &c }.data(), 1, 2);
+    flight c = {14, 10, 1, 0, 0};
+    windows.layers(std::vector<flight *>{&c}.data(), 1, 2);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 1u);
     llama_memory_seq_rm(mem, 1, 10, -1);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 0u);
     c.depth = 0;
-    windows.layers(std::vector<flight *>{ &c }.data(), 1, 2);
+    windows.layers(std::vector<flight *>{&c}.data(), 1, 2);
     llama_memory_seq_keep(mem, 0);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 0u);
-    flight d = { 15, 9, 0, 0, 0 };
-    windows.layers(std::vector<flight *>{ &d }.data(), 1, 2);
+    flight d = {15, 9, 0, 0, 0};
+    windows.layers(std::vector<flight *>{&d}.data(), 1, 2);
     llama_memory_seq_add(mem, 0, 0, -1, -20);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 0u);
     decode(ctx.get(), random_prompt(4, m.n_vocab(), 5));
-    flight e = { 15, 4, 0, 0, 0 };
-    windows.layers(std::vector<flight *>{ &e }.data(), 1, 2);
+    flight e = {15, 4, 0, 0, 0};
+    windows.layers(std::vector<flight *>{&e}.data(), 1, 2);
     llama_memory_clear(mem, false);
     CHECK_EQ(llama_get_n_shallow(ctx.get()), 0u);
 }
@@ -177,17 +177,17 @@ static void shift_while_pending() {
     const auto           whole = m.context();
     const auto           cut   = m.context();
     const auto           start = random_prompt(12, m.n_vocab(), 6);
-    for (llama_context * ctx : { whole.get(), cut.get() }) {
+    for (llama_context * ctx : {whole.get(), cut.get()}) {
         decode(ctx, start);
     }
-    decode(whole.get(), { 21 });
+    decode(whole.get(), {21});
 
     window_runner windows(cut.get(), nullptr, m.path, 2);
-    flight        at = { 21, 12, 0, 0, 0 };
-    flight *      tokens[1] = { &at };
+    flight        at        = {21, 12, 0, 0, 0};
+    flight *      tokens[1] = {&at};
     windows.layers(tokens, 1, 3);
 
-    for (llama_context * ctx : { whole.get(), cut.get() }) {
+    for (llama_context * ctx : {whole.get(), cut.get()}) {
         llama_memory_seq_rm(llama_get_memory(ctx), 0, 2, 6);
         llama_memory_seq_add(llama_get_memory(ctx), 0, 6, -1, -4);
     }
@@ -197,21 +197,22 @@ static void shift_while_pending() {
 
     // The whole context has the upper K/V of before the removal; only layer 0 depends on nothing that was removed. So
     // compare what must be equal: the next token sees the same number of slots, at full depth, with finite logits.
-    decode(cut.get(), { 22 });
-    decode(whole.get(), { 22 });
+    decode(cut.get(), {22});
+    decode(whole.get(), {22});
     const auto got = last_logits(cut.get());
     CHECK(std::all_of(got.begin(), got.end(), [](float v) { return std::isfinite(v); }));
-    CHECK_EQ(llama_memory_seq_pos_max(llama_get_memory(cut.get()), 0), llama_memory_seq_pos_max(llama_get_memory(whole.get()), 0));
+    CHECK_EQ(llama_memory_seq_pos_max(llama_get_memory(cut.get()), 0),
+             llama_memory_seq_pos_max(llama_get_memory(whole.get()), 0));
 }
 
 static void impossible_windows_are_refused() {
     const loaded_model & m   = random_model("llama");
     const auto           ctx = m.context(256);
     window_runner        windows(ctx.get(), nullptr, m.path, 2);
-    decode(ctx.get(), { 5 });
+    decode(ctx.get(), {5});
 
-    flight   at = { 6, 1, 0, 0, 0 };
-    flight * tokens[1] = { &at };
+    flight   at        = {6, 1, 0, 0, 0};
+    flight * tokens[1] = {&at};
     CHECK_ERROR(windows.layers(tokens, 1, m.n_layer() + 1), SPECEE_ERR_COMPUTE, "could not be computed");
     CHECK_ERROR(windows.layers(tokens, 1, 0), SPECEE_ERR_COMPUTE, "could not be computed");
     at.carry = 2;
@@ -232,10 +233,10 @@ static void impossible_windows_are_refused() {
 
 int main() {
     return run({
-        { "windows equal whole passes", windows_equal_whole_passes },
-        { "completion equals whole passes", completion_equals_whole_passes },
-        { "depth is kept", depth_is_kept },
-        { "shift while pending", shift_while_pending },
-        { "impossible windows are refused", impossible_windows_are_refused },
+        {"windows equal whole passes", windows_equal_whole_passes},
+        {"completion equals whole passes", completion_equals_whole_passes},
+        {"depth is kept", depth_is_kept},
+        {"shift while pending", shift_while_pending},
+        {"impossible windows are refused", impossible_windows_are_refused},
     });
 }
