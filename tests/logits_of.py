@@ -1,5 +1,6 @@
-"""Prints one hash of the logits per decode: `logits_of.py LIBRARY_FOLDER MODEL N_PROMPT N_STEP THREADS`.
+"""Prints one hash of the logits per decode.
 
+`logits_of.py LIBRARY_FOLDER MODEL N_PROMPT N_STEP THREADS`
 A program of its own, because one process holds one libllama. Plain llama_decode, nothing of ours.
 """
 
@@ -12,8 +13,6 @@ import sys
 
 def main(folder: str, model_path: str, n_prompt: int, n_step: int, threads: int) -> None:
     os.environ["LLAMA_CPP_LIB_PATH"] = folder
-    import ctypes
-
     import llama_cpp as lib
     import numpy as np
 
@@ -33,7 +32,7 @@ def main(folder: str, model_path: str, n_prompt: int, n_step: int, threads: int)
         if lib.llama_decode(ctx, lib.llama_batch_get_one(array, len(tokens))) != 0:
             sys.exit("llama_decode failed")
         row = lib.llama_get_logits_ith(ctx, -1)
-        logits = np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (n_vocab,))
+        logits = np.ctypeslib.as_array(row, (n_vocab,))
         tokens = [int(logits.argmax())]
         print(tokens[0], hashlib.sha256(logits.tobytes()).hexdigest())
 
