@@ -19,7 +19,7 @@ from specee_pc.fit.translators import Translator
 from specee_pc.fit.weights import Weights
 
 K = 4  # candidates of a token, as in SpecEE
-LENS_SHARES = (0.5, 0.6, 0.7, 0.78)  # depths at which a lens is tried
+LENS_DEPTHS = (0.6, 0.7, 0.8)  # of the model, where a lens is tried
 MAX_PROBES = 5
 MIN_GAIN = 0.002  # of a token, for one more probe
 N_HIDDEN_SEARCH = 64  # a small network ranks layers as well as the real one
@@ -126,38 +126,45 @@ class Prober:
     def best(
         self, fidelity: float, sizes: Sequence[int], step: Callable[[float], None]
     ) -> tuple[list[int], int]:
-        """The probe layers and the lens size with the lowest expected cost on validation rows."""
+        """The probe layers and the lens size with the lowest expected cost on validation rows.
+
+        The layers are searched with the middle size, the size with the layers found.
+        """
         inner = sorted(self._states)
-        firsts = sorted(
-            {min(inner, key=lambda n: abs(n - share * self.n_layer)) for share in LENS_SHARES}
-        )
-        best: tuple[float, list[int], int] | None = None
+        depths = [share * self.n_layer for share in LENS_DEPTHS]
+        firsts = sorted({min(inner, key=lambda n: abs(n - depth)) for depth in depths})
+        share = 1 / (len(firsts) + 1)
+        found = []
+        for first in firsts:
+            chain = self.chain(
+                [n for n in inner if n >= first], sizes[len(sizes) // 2], N_HIDDEN_SEARCH
+            )
+            found.append(self._grow(chain, fidelity))
+            step(share)
+        layers = min(found)[1]
+        costs = []
         for size in sizes:
-            for first in firsts:
-                chain = self.chain([n for n in inner if n >= first], size, N_HIDDEN_SEARCH)
-                found = self._grow(chain, fidelity)
-                if best is None or found[0] < best[0]:
-                    best = (*found, size)
-                step(1 / (len(sizes) * len(firsts)))
-        assert best is not None
-        return best[1], best[2]
+            chain = self.chain(layers, size, N_HIDDEN_SEARCH)
+            costs.append((self._cost_of(chain, list(range(len(layers))), fidelity), size))
+            step(share / len(sizes))
+        return layers, min(costs)[1]
+
+    def _cost_of(self, chain: Chain, columns: list[int], fidelity: float) -> float:
+        """Cost on validation rows with the threshold that keeps the fidelity there."""
+        rows = self.data.validation
+        p, right = chain.p[rows][:, columns], chain.right[rows][:, columns]
+        threshold = choose_calibrated(p, right, self.data.prompt[rows], fidelity)
+        return self.cost(chain, columns, threshold, rows)
 
     def _grow(self, chain: Chain, fidelity: float) -> tuple[float, list[int]]:
         """Add the probe that lowers the cost most, until none does."""
-        rows = self.data.validation
-
-        def cost_of(columns: list[int]) -> float:
-            p, right = chain.p[rows][:, columns], chain.right[rows][:, columns]
-            threshold = choose_calibrated(p, right, self.data.prompt[rows], fidelity)
-            return self.cost(chain, columns, threshold, rows)
-
         columns = [0]
-        cost = cost_of(columns)
+        cost = self._cost_of(chain, columns, fidelity)
         while len(columns) < MAX_PROBES:
             free = [i for i in range(len(chain.layers)) if i not in columns]
             if not free:
                 break
-            new, i = min((cost_of(sorted([*columns, i])), i) for i in free)
+            new, i = min((self._cost_of(chain, sorted([*columns, i]), fidelity), i) for i in free)
             if new > cost - MIN_GAIN and len(columns) > 1:
                 break
             columns, cost = sorted([*columns, i]), new
