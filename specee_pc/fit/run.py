@@ -55,7 +55,8 @@ class Stages:
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True))
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.seconds: dict[str, float] = {}
 
     def __enter__(self) -> Stages:
@@ -73,9 +74,21 @@ class Stages:
         """Yields a function that takes the share of the stage that was done since the last call."""
         task = self._progress.add_task(name, total=1.0)
         begin = time.perf_counter()
-        yield lambda share: self._progress.advance(task, share)
+        done, shown = 0.0, 0.0
+
+        def step(share: float) -> None:
+            nonlocal done, shown
+            done += share
+            self._progress.advance(task, share)
+            if not self._progress.console.is_terminal and done >= shown + 0.1:  # a log: some lines
+                shown = done
+                self.say(f"{name}: {done:.0%}")
+
+        yield step
         self.seconds[name] = round(time.perf_counter() - begin, 1)
         self._progress.update(task, completed=1.0)
+        if not self._progress.console.is_terminal:
+            self.say(f"{name}: {self.seconds[name]} s")
 
 
 def fit(options: FitOptions) -> None:
@@ -201,10 +214,11 @@ def fit_translators(
 
     middle = inner[len(inner) // 2]
     at_middle = regression(middle)
+    ranks = [rank for rank in RANKS if rank < at_middle.n_embd] or [at_middle.n_embd // 2]
     score: dict[tuple[int, float], float] = {}
     for ridge in RIDGES:
         solution = at_middle.solve(ridge)
-        for rank in (r for r in RANKS if r < at_middle.n_embd):
+        for rank in ranks:
             state = solution.cut(rank).rounded()(data.normed[middle][rows])
             hit = top_k(state, weights.head, 1).flatten() == truth
             score[rank, ridge] = float(hit.float().mean())

@@ -97,5 +97,5 @@ def _read_head(path: Path, tensor: Any) -> torch.Tensor:
     head = torch.empty((n_vocab, n_embd), dtype=torch.float16)
     for begin in range(0, n_vocab, BLOCK_ROWS):
         rows = slice(begin, min(begin + BLOCK_ROWS, n_vocab))
-        head[rows] = torch.from_numpy(_dequantize(path, tensor, rows)).half()
+        head[rows] = torch.from_numpy(_dequantize(path, tensor, rows).astype(np.float16))
     return head
