@@ -266,6 +266,34 @@ static void the_context_ends() {
     }
 }
 
+// Resident memory of this process in bytes, 0 where /proc does not tell.
+static int64_t resident_bytes() {
+    std::ifstream statm("/proc/self/statm");
+    int64_t       pages = 0, resident = 0;
+    statm >> pages >> resident;
+    return resident * 4096;
+}
+
+// What 2,000 tokens need is there after the first 2,000: graphs, buffers and histories do not pile up.
+static void memory_does_not_grow() {
+    random_model_spec spec;
+    spec.type    = GGML_TYPE_Q8_0;
+    spec.n_layer = 6;
+    const loaded_model m(write_model("memory.gguf", spec));
+    const std::string  bundle = write_bundle("memory.specee", m, "llama", {3, 5});
+    const auto         prompt = random_prompt(10, m.n_vocab(), 6);
+
+    for (const specee_mode mode : {SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED}) {
+        const auto        ctx     = m.context(2304);
+        const session_ptr session = open_session(ctx.get(), m, mode, bundle);
+        generate(session.get(), prompt, 2000);
+        const int64_t before = resident_bytes();
+        CHECK(specee_session_rewind(session.get(), 0) == SPECEE_OK);
+        generate(session.get(), prompt, 2000);
+        CHECK(resident_bytes() - before < 1 << 20);
+    }
+}
+
 static void bad_input_is_refused() {
     random_model_spec spec;
     spec.type    = GGML_TYPE_Q8_0;
@@ -331,6 +359,7 @@ int main() {
         {"exact samples like full depth", exact_samples_like_full_depth},
         {"rewind forgets", rewind_forgets},
         {"the context ends", the_context_ends},
+        {"memory does not grow", memory_does_not_grow},
         {"bad input is refused", bad_input_is_refused},
     });
 }
