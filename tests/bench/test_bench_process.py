@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specee_pc.bench.process import WorkerError, WorkerProcess
-from specee_pc.errors import ModelFileError
+from specee_pc.errors import ModelFileError, SpeceeError
 
 FAKE = Path(__file__).parent / "fake_worker.py"
 
@@ -140,3 +140,15 @@ def test_a_killed_bench_leaves_no_worker() -> None:
         assert alive(pid)
         bench.kill()
     assert gone(pid, 30.0)
+
+
+def test_the_worker_is_of_the_same_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bench is also run in a folder that holds another specee_pc, such as a source checkout."""
+    other = tmp_path / "specee_pc"
+    other.mkdir()
+    (other / "__init__.py").write_text("raise SystemExit('the wrong specee_pc')")
+    monkeypatch.chdir(tmp_path)
+    with WorkerProcess("stock") as worker, pytest.raises(SpeceeError, match="unknown command"):
+        worker.ask("no such thing")
