@@ -19,7 +19,7 @@ from specee_pc.bench.output import Output
 from specee_pc.bench.quality import Judgement
 from specee_pc.errors import SpeceeError
 
-# Not -m: it would look for the package in the current folder first, and find a source checkout there.
+# Not -m: it looks into the current folder first, and would find a source checkout there.
 PROGRAM = "import sys; del sys.path[0]; from specee_pc.bench.worker import main; main()"
 COMMAND = (sys.executable, "-c", PROGRAM)
 
