@@ -279,6 +279,11 @@ static void memory_does_not_grow() {
     random_model_spec spec;
     spec.type    = GGML_TYPE_Q8_0;
     spec.n_layer = 6;
+#ifdef __SANITIZE_ADDRESS__
+    const int32_t n_token = 50; // the sanitizer keeps freed memory; only see that nothing is wrong with it
+#else
+    const int32_t n_token = 2000;
+#endif
     const loaded_model m(write_model("memory.gguf", spec));
     const std::string  bundle = write_bundle("memory.specee", m, "llama", {3, 5});
     const auto         prompt = random_prompt(10, m.n_vocab(), 6);
@@ -286,11 +291,11 @@ static void memory_does_not_grow() {
     for (const specee_mode mode : {SPECEE_MODE_EXACT, SPECEE_MODE_CALIBRATED}) {
         const auto        ctx     = m.context(2304);
         const session_ptr session = open_session(ctx.get(), m, mode, bundle);
-        generate(session.get(), prompt, 2000);
+        generate(session.get(), prompt, n_token);
         const int64_t before = resident_bytes();
         CHECK(specee_session_rewind(session.get(), 0) == SPECEE_OK);
-        generate(session.get(), prompt, 2000);
-        CHECK(resident_bytes() - before < 1 << 20);
+        generate(session.get(), prompt, n_token);
+        CHECK(n_token < 2000 || resident_bytes() - before < 1 << 20);
     }
 }
 
