@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from specee_pc import model_files
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "model: needs SmolLM2 (specee-pc models get smollm2)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _another_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that tests start must import the installed package, not the checkout around us."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("cwd"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture
