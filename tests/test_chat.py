@@ -192,5 +192,5 @@ def test_smollm2_answers(smollm2: Path) -> None:
     command += ["-p", "Name three large cities in Europe.", "--max-tokens", "32"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) > 10 and "tok/s" in done.stderr
+    assert len(done.stdout.split()) > 5 and "tok/s" in done.stderr
     assert "note:" not in done.stderr  # its bundle comes with the package

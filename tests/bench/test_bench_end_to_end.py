@@ -125,7 +125,7 @@ def test_bench_quick_on_smollm2(tmp_path: Path, smollm2: Path) -> None:
     file = tmp_path / "r.json"
     command = [sys.executable, "-m", "specee_pc.cli", "bench", str(smollm2), "--quick"]
     command += ["--threads", "1", "--json", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())
     jsonschema.validate(report, SCHEMA)
