@@ -32,6 +32,7 @@ window_runner::window_runner(llama_context * ctx, const bundle * from, const std
     if (!reason.empty()) {
         throw error(SPECEE_ERR_UNSUPPORTED, reason);
     }
+    llama_clear_windows(ctx); // an earlier runner's graphs, whose tensors are gone
 
     const size_t n_tensors = 1 + (from ? 3 * from->probes.size() : 0);
     tensors.reset(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, true}));

@@ -31,6 +31,44 @@ static bool same_bits(const std::vector<float> & a, const std::vector<float> & b
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// A carry tensor at the address of one that was freed does not get the graph, and so the memory, of that one.
+static void a_new_carry_gets_new_graphs() {
+    const loaded_model & m   = random_model("llama");
+    const auto           ctx = m.context();
+    decode(ctx.get(), random_prompt(4, m.n_vocab(), 1));
+
+    std::vector<uint8_t>    memory(2 * ggml_tensor_overhead());
+    ggml_backend_buffer_ptr buffers[2];
+    const ggml_tensor *     addresses[2];
+    for (int32_t i = 0; i < 2; ++i) {
+        ggml_context_ptr tensors(ggml_init({memory.size(), memory.data(), true}));
+        ggml_tensor *    carry = ggml_new_tensor_2d(tensors.get(), GGML_TYPE_F32, m.n_embd(), 1);
+        addresses[i]           = carry;
+        buffers[i].reset(ggml_backend_alloc_ctx_tensors_from_buft(tensors.get(), ggml_backend_cpu_buffer_type()));
+        ggml_backend_buffer_clear(buffers[i].get(), 0);
+        llama_clear_windows(ctx.get());
+
+        llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 4, -1);
+        llama_token         id     = 5;
+        llama_pos           pos    = 4;
+        int32_t             n_seq  = 1;
+        llama_seq_id        seq    = 0;
+        llama_seq_id *      seqs   = &seq;
+        int8_t              output = 0;
+        const int32_t       row    = 0;
+        const llama_batch   batch  = {1, &id, nullptr, &pos, &n_seq, &seqs, &output};
+        llama_window_params params = {};
+        params.il_end              = 2;
+        params.carry               = carry;
+        params.carry_ids           = &row;
+        CHECK(llama_decode_window(ctx.get(), batch, &params) == 0);
+
+        const float * state = static_cast<const float *>(carry->data);
+        CHECK(std::any_of(state, state + m.n_embd(), [](float x) { return x != 0; }));
+    }
+    CHECK(addresses[0] == addresses[1]);
+}
+
 // One token through windows cut at random layers gives the bits of a whole pass.
 static void windows_equal_whole_passes() {
     for (const char * arch : {"llama", "qwen2"}) {
@@ -233,6 +271,7 @@ static void impossible_windows_are_refused() {
 
 int main() {
     return run({
+        {"a new carry gets new graphs", a_new_carry_gets_new_graphs},
         {"windows equal whole passes", windows_equal_whole_passes},
         {"completion equals whole passes", completion_equals_whole_passes},
         {"depth is kept", depth_is_kept},
