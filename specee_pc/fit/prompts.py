@@ -30,7 +30,7 @@ class Part(IntEnum):
 
 SHARES = {Part.TRAIN: 0.53, Part.VALIDATION: 0.12, Part.CALIBRATION: 0.20, Part.TEST: 0.15}
 # Thresholds are for answers of some length, so the prompts that set and check them run longer.
-N_PREDICT = {Part.TRAIN: 40, Part.VALIDATION: 40, Part.CALIBRATION: 64, Part.TEST: 56}
+N_PREDICT = {Part.TRAIN: 34, Part.VALIDATION: 32, Part.CALIBRATION: 56, Part.TEST: 40}
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class Rows:
     """Recorded tokens, n of them.
 
     prompt, part, argmax: [n] int64; argmax is what full depth says next, part a Part's value.
-    token: [n] the input tokens.
+    token: [n] the input tokens. texts: the tokens of each prompt, by prompt id.
     """
 
     def __init__(
@@ -183,7 +183,9 @@ class Rows:
         self.token, self.argmax = self._column("token"), self._column("argmax")
         parts = torch.zeros(max(b.first_id + len(b.prompts) for b in plan), dtype=torch.int64)
         greedy = torch.zeros_like(parts, dtype=torch.bool)
+        self.texts: dict[int, tuple[int, ...]] = {}
         for batch in plan:
+            self.texts.update(enumerate(batch.prompts, batch.first_id))
             ids = slice(batch.first_id, batch.first_id + len(batch.prompts))
             parts[ids] = int(batch.part)
             greedy[ids] = batch.temperature == 0
@@ -194,6 +196,11 @@ class Rows:
 
     def _column(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self._rows[name].astype(np.int64))
+
+    def text_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """All that is written around some rows: their input tokens and their prompts' tokens."""
+        prompts = [t for i in torch.unique(self.prompt[rows]).tolist() for t in self.texts[i]]
+        return torch.cat([self.token[rows], torch.tensor(prompts, dtype=torch.int64)])
 
     def of(self, part: Part) -> torch.Tensor:
         """Indices of the rows of a part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import specee_pc
 from specee_pc import bundle, model_files
-from specee_pc.errors import BundleError, SpeceeError
+from specee_pc.errors import BundleError, InternalError, SpeceeError
 from specee_pc.fit.export import check_onnx, onnx_model, safetensors
-from specee_pc.fit.lens import lens_order
+from specee_pc.fit.lens import lens_ids, lens_order
 from specee_pc.fit.model import open_model
-from specee_pc.fit.predictors import N_HIDDEN, reliability
+from specee_pc.fit.predictors import N_HIDDEN
 from specee_pc.fit.probes import Chain, Data, K, Prober
 from specee_pc.fit.prompts import (
     MAX_PROMPT_TOKENS,
@@ -34,8 +33,16 @@ from specee_pc.fit.prompts import (
     read_prompts,
 )
 from specee_pc.fit.recording import Key, Recording, Rows, layers_to_record
-from specee_pc.fit.thresholds import NEVER, choose_calibrated, error_bound, leave
-from specee_pc.fit.translators import RIDGES, HeadMetric, Regression, Translator
+from specee_pc.fit.report import make_report, top_k
+from specee_pc.fit.thresholds import NEVER, choose_calibrated
+from specee_pc.fit.translators import (
+    RIDGES,
+    HeadMetric,
+    Pairs,
+    Regression,
+    Translator,
+    distil,
+)
 from specee_pc.fit.weights import Weights, read_weights
 from specee_pc.gguf_header import GgufHeader, read_header
 from specee_pc.options import FitOptions, default_threads
@@ -43,7 +50,9 @@ from specee_pc.options import FitOptions, default_threads
 RANKS = (64, 128, 256)
 RANK_TOLERANCE = 0.01  # of top-1 agreement, for the smaller rank
 LENS_PARTS = (1 / 24, 1 / 12, 1 / 6)  # of the vocabulary, tried as the lens's
+N_LENS_DISTIL = 4096  # most frequent tokens that distillation looks at
 MIN_TOKENS = 2000  # held-out parts of fewer promise nothing
+MIN_AGREEMENT = 0.9  # of recorded tokens with head . final state; roundings flip near-ties
 MAX_PENDING = 3
 # An exit that the full model refutes costs the work on the tokens after it, about a token; a
 # confirmed one saves a fifth of one or so. It takes about five right ones to pay for a wrong one.
@@ -108,23 +117,25 @@ def fit(options: FitOptions) -> None:
         with stages.stage("translators") as step:
             data = split(rows, weights)
             translators = fit_translators(data, weights, step)
-        prober = Prober(
-            data,
-            weights,
-            translators,
-            lens_order(rows.argmax[data.train], rows.token, weights.n_vocab),
-        )
+        # Only tokens that nothing else is fitted on: a predictor must learn that some are missing.
+        seen = data.translate
+        order = lens_order(rows.argmax[seen], rows.text_of(seen), weights.n_vocab)
         with stages.stage("probe layers") as step:
             sizes = sorted({max(K, round(share * weights.n_vocab)) for share in LENS_PARTS})
+            prober = Prober(data, weights, translators, order)
             layers, n_lens = prober.best(options.fidelity, sizes, step)
-        with stages.stage("predictors") as step:
+        with stages.stage("distillation") as step:
+            translators |= distil_translators(data, weights, translators, layers, order, step)
+        with stages.stage("predictors"):
+            prober = Prober(data, weights, translators, order)
             chain = prober.chain(layers, n_lens, N_HIDDEN)
         chosen = data.calibration
         threshold = choose_calibrated(
             chain.p[chosen], chain.right[chosen], data.prompt[chosen], options.fidelity
         )
         with stages.stage("report and bundle"):
-            report = make_report(prober, chain, threshold, options.fidelity, stages.seconds)
+            report = make_report(prober, chain, threshold, options.fidelity)
+            report["seconds"] = dict(stages.seconds)
             report["prompts"] = {"file": prompts_file.name, "used": len(set(rows.prompt.tolist()))}
             files = bundle_files(header, chain, translators, threshold, report)
             bundle.write_atomically(out, files)
@@ -177,12 +188,17 @@ def split(rows: Rows, weights: Weights) -> Data:
 
     A predictor that is trained on the tokens of its translators learns to trust them too much.
     """
+    normed = {layer: weights.normed(rows.states(layer)) for layer in rows.layers}
+    sample = slice(None, None, max(1, len(rows) // 512))
+    said = top_k(normed[max(normed)][sample], weights.head, 1).flatten()
+    if float((said == rows.argmax[sample]).float().mean()) < MIN_AGREEMENT:
+        raise InternalError("the recorded states do not lead to the recorded tokens")
     train = rows.of(Part.TRAIN)
     even = rows.prompt[train] // N_PARALLEL % 3 != 0
     greedy = rows.greedy
     calibration, test = rows.of(Part.CALIBRATION), rows.of(Part.TEST)
     return Data(
-        normed={layer: weights.normed(rows.states(layer)) for layer in rows.layers},
+        normed=normed,
         argmax=rows.argmax,
         prompt=rows.prompt,
         translate=train[even],
@@ -191,12 +207,6 @@ def split(rows: Rows, weights: Weights) -> Data:
         calibration=calibration[greedy[calibration]],
         test=test[greedy[test]],
     )
-
-
-def top_k(state: torch.Tensor, head: torch.Tensor, k: int) -> torch.Tensor:
-    """The k best tokens of the full head for states [n, n_embd]: [n, k]."""
-    rows = head.float()
-    return torch.cat([(part @ rows.T).topk(k, dim=1).indices for part in torch.split(state, 256)])
 
 
 def fit_translators(
@@ -233,54 +243,30 @@ def fit_translators(
     return translators
 
 
-def make_report(
-    prober: Prober, chain: Chain, threshold: float, fidelity: float, seconds: dict[str, float]
-) -> dict[str, Any]:
-    """What was promised, on how much data, and what came out on prompts nothing was fitted on."""
-    data, weights, n_layer = prober.data, prober.weights, prober.n_layer
-    test = data.test
-    truth = data.argmax[test]
-    agreement = []
-    first_right = torch.full((len(test),), n_layer)
-    for layer in sorted(prober.translators, reverse=True):
-        row: dict[str, Any] = {"layer": layer}
-        for name, translate in (("raw", None), ("translated", prober.translators[layer])):
-            t = data.normed[layer][test]
-            best = top_k(translate(t) if translate else t, weights.head, 8)
-            row[name] = {
-                "top1": round(float((best[:, 0] == truth).float().mean()), 4),
-                "top8": round(float((best == truth[:, None]).any(1).float().mean()), 4),
-            }
-            if translate:
-                first_right = torch.where(best[:, 0] == truth, layer, first_right)
-        agreement.append(row)
-    exits = leave(chain.p[test], chain.right[test], threshold)
-    depth = torch.tensor([*chain.layers, n_layer])[exits.index]
-    columns = range(len(chain.layers))
+def distil_translators(
+    data: Data,
+    weights: Weights,
+    translators: dict[int, Translator],
+    layers: list[int],
+    order: torch.Tensor,
+    step: Callable[[float], None],
+) -> dict[int, Translator]:
+    """The translators of the chosen layers, refined."""
+    n_layer = max(data.normed)
+    rows = weights.rows(lens_ids(order, min(N_LENS_DISTIL, weights.n_vocab)))
+
+    def pairs(layer: int, chosen: torch.Tensor) -> Pairs:
+        return Pairs(data.normed[layer][chosen], data.normed[n_layer][chosen])
+
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "promised_fidelity": fidelity,
-        "confidence": 0.95,
-        "tokens": {
-            name: len(getattr(data, name))
-            for name in ("translate", "train", "validation", "calibration", "test")
-        },
-        "rank": next(iter(prober.translators.values())).rank,
-        "n_lens": len(chain.ids),
-        "agreement": agreement[::-1],
-        "oracle_layers": round(float(first_right.double().mean()), 2),
-        "test": {
-            "fidelity": round(1 - float(exits.wrong.double().mean()), 5),
-            "fidelity_at_least": round(1 - error_bound(exits.wrong, data.prompt[test]), 5),
-            "mean_layers": round(float(depth.double().mean()), 2),
-            "left_early": round(float((exits.index < len(chain.layers)).double().mean()), 4),
-            "expected_cost": round(prober.cost(chain, columns, threshold, test), 4),
-        },
-        "reliability": {
-            str(layer): reliability(chain.p[test, i], chain.right[test, i])
-            for i, layer in enumerate(chain.layers)
-        },
-        "seconds": dict(seconds),
+        layer: distil(
+            translators[layer],
+            pairs(layer, data.translate),
+            pairs(layer, data.validation),
+            rows,
+            lambda share: step(share / len(layers)),
+        ).rounded()
+        for layer in layers
     }
 
 

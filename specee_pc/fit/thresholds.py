@@ -96,3 +96,19 @@ def choose_calibrated(
             break
         chosen = threshold
     return chosen
+
+
+def loosest(p: torch.Tensor, right: torch.Tensor, wrong: float) -> float:
+    """The lowest threshold of the grid with at most this share of wrong tokens; NEVER without one.
+
+    An estimate for comparing probes: bisection, and no bound. p, right: [n, m].
+    """
+    grid = GRID.tolist()
+    low, high = 0, len(grid)  # grid[:low] keeps the share, grid[high:] does not
+    while low < high:
+        middle = (low + high) // 2
+        if float(leave(p, right, grid[middle]).wrong.double().mean()) <= wrong:
+            low = middle + 1
+        else:
+            high = middle
+    return grid[low - 1] if low else NEVER

@@ -3,18 +3,24 @@
     t = rmsnorm(h_l) * output_norm.weight        the raw lens
     s = t + u (v t) + b                          v: [r, n_embd], u: [n_embd, r], b: [n_embd]
 
-A reduced-rank ridge regression in closed form (Izenman 1975), whose error is measured in the
-metric of the LM head, so that what moves logits counts.
+First a reduced-rank ridge regression in closed form (Izenman 1975), whose error is measured in the
+metric of the LM head, so that what moves logits counts. The translators that are kept are then
+distilled: trained on the Kullback-Leibler divergence to what full depth says, as the tuned lens is
+(arXiv 2303.08112), over the lens vocabulary. Their probabilities become honest by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 RIDGES = (0.01, 0.1, 1.0)  # times the mean variance of an input
 METRIC_RIDGE = 1e-3  # keeps directions that no head row uses from blowing up
+DISTIL_EPOCHS = 4
+DISTIL_BATCH = 256
+DISTIL_RATE = 5e-4
 
 
 @dataclass(frozen=True)
@@ -98,3 +104,63 @@ class Solution:
         v, u = v / scale, u * scale
         b = self.regression.mean_y - (self.regression.mean_x @ v) @ u.T
         return Translator(v.T.float().contiguous(), u.float().contiguous(), b.float())
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Normed states t of a layer and final ones of the same tokens, [n, n_embd] each."""
+
+    t: torch.Tensor
+    final: torch.Tensor
+
+
+def divergence(s: torch.Tensor, final: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of softmax(rows . s) under softmax(rows . final); rows: [m, n_embd].
+
+    As a function of s it is the Kullback-Leibler divergence plus a constant.
+    """
+    with torch.no_grad():
+        target = torch.softmax(final @ rows.T, dim=1)
+    return -(target * torch.log_softmax(s @ rows.T, dim=1)).sum(1).mean()
+
+
+def distil(
+    start: Translator,
+    train: Pairs,
+    held_out: Pairs,
+    rows: torch.Tensor,
+    step: Callable[[float], None],
+) -> Translator:
+    """Refine a translator over some rows of the head [m, n_embd]; held_out picks the best epoch.
+
+    step gets the share of the work that was done since the last call. Deterministic.
+    """
+
+    def loss_on_held_out() -> float:
+        parts = zip(
+            torch.split(held_out.t, DISTIL_BATCH),
+            torch.split(held_out.final, DISTIL_BATCH),
+            strict=True,
+        )
+        with torch.no_grad():
+            sums = [float(divergence(now(t), final, rows)) * len(t) for t, final in parts]
+        return sum(sums) / len(held_out.t)
+
+    weights = [w.clone().requires_grad_() for w in (start.v, start.u, start.b)]
+    now = Translator(*weights)
+    best, best_loss = start, loss_on_held_out()
+    optimizer = torch.optim.Adam(weights, DISTIL_RATE)
+    generator = torch.Generator().manual_seed(0)
+    n_steps, done = DISTIL_EPOCHS * -(-len(train.t) // DISTIL_BATCH), 0
+    for _ in range(DISTIL_EPOCHS):
+        for chosen in torch.split(torch.randperm(len(train.t), generator=generator), DISTIL_BATCH):
+            optimizer.param_groups[0]["lr"] = DISTIL_RATE * (1 - done / n_steps)
+            optimizer.zero_grad()
+            loss = divergence(now(train.t[chosen]), train.final[chosen], rows)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            done += 1
+            step(1 / n_steps)
+        if (loss_now := loss_on_held_out()) < best_loss:
+            best, best_loss = Translator(*(w.detach().clone() for w in weights)), loss_now
+    return best

@@ -30,7 +30,7 @@ def test_the_bundle_works(tmp_path: Path) -> None:
     from specee_pc import Llama
 
     model = tiny.write_model(tmp_path / "tiny.gguf", seed=3)
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 200)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 240)
     out = tmp_path / "tiny.specee"
     run_fit(FitOptions(model=model, out=out, threads=1, fidelity=0.9, prompts=prompts))
 
@@ -40,6 +40,10 @@ def test_the_bundle_works(tmp_path: Path) -> None:
     assert report["promised_fidelity"] == 0.9
     assert report["tokens"]["calibration"] >= 2000
     assert 0 <= report["test"]["fidelity"] <= 1
+    assert 0 <= report["bare_rule"]["fidelity"] <= 1
+    assert 0 < report["lens_coverage"] <= 1
+    assert report["oracle_layers"] <= read_header(model).n_layer
+    assert report["seconds"]["recording"] > 0
     assert not list(tmp_path.glob(".*")), "a half-written bundle is left"
 
     texts = []

@@ -12,8 +12,15 @@ import torch
 from specee_pc.fit.export import check_onnx, onnx_model, safetensors
 from specee_pc.fit.lens import candidates, lens_ids, lens_order
 from specee_pc.fit.predictors import Examples, features, platt, train_predictor
-from specee_pc.fit.thresholds import NEVER, choose_calibrated, error_bound, leave
-from specee_pc.fit.translators import HeadMetric, Regression
+from specee_pc.fit.thresholds import NEVER, choose_calibrated, error_bound, leave, loosest
+from specee_pc.fit.translators import (
+    HeadMetric,
+    Pairs,
+    Regression,
+    Translator,
+    distil,
+    divergence,
+)
 
 
 def test_features_are_the_published_ones() -> None:
@@ -42,6 +49,38 @@ def test_a_low_rank_map_is_recovered() -> None:
 
     assert error(r) < 0.02
     assert error(r - 1) > 5 * error(r)
+
+
+def test_distillation_comes_closer_to_what_full_depth_says() -> None:
+    generator = torch.Generator().manual_seed(4)
+    n, d, r = 3000, 24, 4
+    t = torch.randn(n, d, generator=generator)
+    v, u = torch.randn(r, d, generator=generator), torch.randn(d, r, generator=generator) * 0.3
+    final = t + (t @ v.T) @ u.T
+    rows = torch.randn(60, d, generator=generator) * 0.5
+    start = Translator(v + 0.1, u, torch.full((d,), 0.2))
+    shares: list[float] = []
+
+    better = distil(
+        start, Pairs(t[:2000], final[:2000]), Pairs(t[2000:2500], final[2000:2500]), rows,
+        shares.append,
+    )  # fmt: skip
+    assert sum(shares) == pytest.approx(1)
+
+    def excess(translator: Translator) -> float:
+        fresh = slice(2500, None)
+        least = divergence(final[fresh], final[fresh], rows)
+        return float(divergence(translator(t[fresh]), final[fresh], rows) - least)
+
+    with torch.no_grad():
+        assert excess(better) < 0.8 * excess(start)
+
+    # What cannot become better is left as it was.
+    perfect = Translator(v, u, torch.zeros(d))
+    kept = distil(
+        perfect, Pairs(t[:300], final[:300]), Pairs(t[2000:], final[2000:]), rows, shares.append
+    )
+    assert torch.equal(kept.v, v) and torch.equal(kept.u, u)
 
 
 def test_the_lens_knows_what_is_said_most() -> None:
@@ -92,6 +131,14 @@ def test_leave_takes_the_first_probe_that_is_sure() -> None:
     exits = leave(p, right, 0.8)
     assert exits.index.tolist() == [0, 1, 2, 0]
     assert exits.wrong.tolist() == [True, True, False, False]
+
+
+def test_the_loosest_threshold_keeps_the_share_of_errors() -> None:
+    p, right, _ = simulated(4000, 5)
+    threshold = loosest(p, right, 0.02)
+    assert float(leave(p, right, threshold).wrong.double().mean()) <= 0.02
+    assert float(leave(p, right, threshold - 0.05).wrong.double().mean()) > 0.02
+    assert loosest(p, torch.zeros_like(right), 0.0) == NEVER
 
 
 def test_a_predictor_learns_and_is_calibrated_and_survives_onnx() -> None:

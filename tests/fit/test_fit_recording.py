@@ -65,6 +65,15 @@ def test_a_stopped_recording_resumes(tmp_path: Path) -> None:
     assert rows.states(4).shape == (6, 3)
 
 
+def test_the_text_of_some_rows_is_theirs_alone(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "work", KEY, lambda line: None)
+    recording.run(PLAN, write_rows, lambda n: None)
+    rows = recording.load(PLAN)
+    # The rows of a batch above are all of its first prompt.
+    assert sorted(rows.text_of(rows.of(Part.TRAIN)).tolist()) == [0, 0, 0, 1, 2]
+    assert sorted(rows.text_of(rows.of(Part.TEST)).tolist()) == [0, 0, 0, 4]
+
+
 def test_another_model_starts_anew(tmp_path: Path) -> None:
     said: list[str] = []
     Recording(tmp_path, KEY, said.append).run(PLAN, write_rows, lambda n: None)
