@@ -117,7 +117,7 @@ def fit(options: FitOptions) -> None:
         with stages.stage("translators") as step:
             data = split(rows, weights)
             translators = fit_translators(data, weights, step)
-        # Only the translators' text: predictors and thresholds must see that some tokens are missing.
+        # Only the translators' text: predictors must learn that some tokens are missing.
         seen = data.translate
         order = lens_order(rows.argmax[seen], rows.text_of(seen), weights.n_vocab)
         with stages.stage("probe layers") as step:
